@@ -1,4 +1,3 @@
-/** From a model's settings to its backend: the one list of the kinds there are. */
 import type { Backend } from "../workers/backend/backend.ts";
 import { GrpcBackend } from "../workers/backend/grpc.ts";
 import { HttpBackend } from "../workers/backend/http.ts";
@@ -14,10 +13,7 @@ import type { WorkerSide } from "../gateway/protocol/protocol.ts";
 import { protocols } from "../gateway/protocol/protocols.ts";
 import type { Events } from "../observe/events.ts";
 
-/**
- * `vault` holds clients' own credentials for the workers of a model that gets them. `numbers`: which of the workers that
- * Ferry starts itself there are at the start; left out: as many as the config says, from 1 on.
- */
+/** `vault`: clients' credentials for the workers. `numbers`: child workers to start; default: as configured, from 1. */
 export function makeBackend(
   { name, backend, health }: ModelConfig,
   clock: Clock,
@@ -43,7 +39,7 @@ export function makeBackend(
   }
 }
 
-/** Those behind a name of DNS come later (`discovery.ts`). */
+/** DNS names are resolved later (`discovery.ts`). */
 function fixed({ workers }: { readonly workers: readonly string[] }): { workers: string[] } {
   return { workers: fixedWorkers(workers) };
 }

@@ -1,41 +1,36 @@
 /**
- * Time, as a value that is handed in.
+ * Injected time.
  *
- * Every instant in Ferry is one kind of number: milliseconds that read like Unix time but never
- * jump, because they are the process's start on the wall clock plus a monotonic count since then.
- * This file and what makes its fine alarms (`fine-timer.ts`, `app/clock/thread.ts`) are all that touches real time;
- * `cli/plan/virtual-clock.ts` is the other implementation.
+ * Instants are milliseconds that read like Unix time but never jump: the wall clock at process start plus a monotonic
+ * count. Only this file, `fine-timer.ts` and `app/clock/thread.ts` touch real time; `cli/plan/virtual-clock.ts` is the
+ * other implementation.
  *
- * Node's timers have a grain of a millisecond: a wait of 0.3 ms takes 1.1, and because they reckon from when the turn
- * of the event loop began, one may ring almost a millisecond early. So whoever is rung early waits on, and whoever
- * cannot spare a millisecond says so: see `Clock.at`.
+ * Node's timers have a resolution of 1 ms: a wait of 0.3 ms takes 1.1, and since they count from the start of the event
+ * loop turn they may fire almost 1 ms early; then the wait continues. For finer timers see `Clock.at`.
  */
 import { FineTimer } from "./clock/fine-timer.ts";
 
-/** A timer that can be called off; calling it off twice, or after it fired, does nothing. */
 export interface Alarm {
   cancel(): void;
 }
 
 export interface Clock {
-  /** Milliseconds since 1970, monotonic, with a fraction. */
+  /** Unix milliseconds, monotonic, with a fraction. */
   now(): number;
   /**
-   * What the machine's clock says, which jumps when somebody sets it: for instants that others wrote down, such as
-   * a token's end. `now` stands still while a machine sleeps, and keeps what was wrong with the clock at the start.
+   * The wall clock, which may jump: for instants from elsewhere, such as a token's expiry. `now` stops while the
+   * machine is suspended, and keeps the wall clock's error at the start.
    */
   wall(): number;
   /**
-   * Runs `ring` once, at `time` or as soon after it as the process can, never before. `withinMs` says how much later
-   * is still in time: a millisecond costs nothing worth counting, less than that costs a thread for as long as
-   * the process uses it, and about 0.1 ms of CPU time for each alarm.
+   * Runs `ring` once, at `time` or as soon after as possible, never before. `withinMs`: acceptable lateness; below 1 ms
+   * it costs a thread while in use, and about 0.1 ms of CPU per alarm.
    */
   at(time: number, ring: () => void, withinMs?: number): Alarm;
-  /** Ends the thread, if there is one, so that the process can end; the next fine alarm starts another. */
+  /** Ends the thread, if any, so that the process can exit; the next fine alarm starts another. */
   rest?(): Promise<void>;
 }
 
-/** What a timer of Node's is good for. */
 const GRAIN_MS = 1;
 
 export class SystemClock implements Clock {
@@ -67,15 +62,14 @@ export class SystemClock implements Clock {
 }
 
 /**
- * Lets go of what it would ring for as soon as it has rung or is called off. Node's timers hang on to each other for
- * longer than that, and with them everything that their functions know: whole batches grew old in this way.
+ * Drops its callback once fired or cancelled. Node's timers keep each other alive for longer, and with them whole
+ * batches were promoted to the old generation.
  */
 class SystemAlarm implements Alarm {
   readonly #clock: SystemClock;
   readonly #time: number;
   #timer: NodeJS.Timeout;
   #ring: (() => void) | undefined;
-  /** Rings before the timer does. */
   fine: Alarm | undefined;
 
   constructor(clock: SystemClock, time: number, ring: () => void) {
@@ -92,7 +86,6 @@ class SystemAlarm implements Alarm {
     this.fine = undefined;
   }
 
-  /** It is time. */
   rings(): void {
     const ring = this.#ring;
     this.cancel();

@@ -1,8 +1,4 @@
-/**
- * From the settings to who may enter: where API keys are, and how tokens are checked.
- *
- * Used by `ferry serve` and, for the keys alone, by `ferry keys`.
- */
+/** Credentials from the settings: API key store and token verification. `ferry keys` uses the keys only. */
 import { createSecretKey, type KeyObject } from "node:crypto";
 import { type KeyStore, nameOfSecret } from "../gateway/admission/api-keys.ts";
 import { type CredentialParts, Credentials } from "../gateway/admission/credentials.ts";
@@ -27,7 +23,7 @@ import type { Events } from "../observe/events.ts";
 
 /** A revoked key works no longer than this. */
 export const KEYS_RELOAD_MS = 5000;
-/** How long a key that was seen goes on working while Redis cannot be asked. */
+/** How long a cached key works while Redis is down. */
 const KEYS_GRACE_MS = 60_000;
 
 export interface OpenCredentials {
@@ -68,14 +64,12 @@ export async function openCredentials(
   }
 }
 
-/** The keys for `ferry keys`: on connections of its own, whether or not Ferry runs. */
+/** For `ferry keys`: separate connections, whether or not Ferry runs. */
 export interface OpenKeys extends AsyncDisposable {
   readonly store: KeyStore;
-  /** Made on the first call, where there is none. */
   secret(): Promise<KeyObject>;
 }
 
-/** Undefined: the config has no place for keys. */
 export async function openKeys(config: Config, clock: Clock, events: Events): Promise<OpenKeys | undefined> {
   const { engine, auth } = config;
   let shared: Pick<Shared, "nodes" | "key"> | undefined;
@@ -99,12 +93,11 @@ export async function openKeys(config: Config, clock: Clock, events: Events): Pr
 }
 
 interface Flaw {
-  /** The setting. */
   readonly path: string;
   readonly message: string;
 }
 
-/** What the start would stumble over in the files that `auth` names; for `ferry check`. */
+/** For `ferry check`: what would fail the start in the files that `auth` names. */
 export async function checkAuthFiles(config: Config): Promise<{ problems: Flaw[]; warnings: Flaw[] }> {
   const { keysFile, jwt } = config.auth;
   const found = { problems: [] as Flaw[], warnings: [] as Flaw[] };
@@ -163,7 +156,7 @@ function tokensOf(
   return (callerOf) => new Tokens({ ...jwt, skewMs: SKEW_MS }, publicKeys, clock, callerOf);
 }
 
-/** Whoever changes auth.secret breaks every key; better they hear it here than from their users. */
+/** A changed auth.secret breaks every key; warns at the start instead of at the first request. */
 async function tellOtherSecrets(store: KeyStore, secret: string, events: Events): Promise<void> {
   const name = nameOfSecret(createSecretKey(secret, "utf8"));
   const records = await store.list().catch(() => []);

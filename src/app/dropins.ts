@@ -1,4 +1,4 @@
-/** From the config to the drop-in routes: which model speaks what, and who answers what no batch is for. */
+/** Drop-in routes from the config: which model speaks what, and who answers requests outside batches. */
 import type { Admission } from "../gateway/admission/admission.ts";
 import { type KnownWorker, PassThroughWorkers } from "../workers/backend/passthrough.ts";
 import { workerSide } from "./backends.ts";
@@ -21,26 +21,23 @@ export interface DropInNeeds {
   readonly admission: Admission;
   readonly clock: Clock;
   readonly events: Events;
-  /** At least one worker of this model is healthy. */
   readonly healthy: (model: string) => boolean;
-  /** The workers that the n-th model has now; undefined where this process runs no batches and does not know. */
+  /** The n-th model's current workers; undefined where this process runs no batches. */
   readonly workers: (model: number) => readonly KnownWorker[] | undefined;
-  /** Of the n-th model; undefined where it has no deny patterns. */
   readonly screening: (model: number) => Screening | undefined;
   readonly ready: () => boolean;
-  /** What is passed through now, by whatever rules it came. */
+  /** Requests being proxied, under any generation of the config. */
   readonly underway: Shares;
 }
 
 export interface OpenDropIns {
   readonly dropIns: DropIns;
-  /** Passes nothing new; what is under way goes on. */
+  /** Accepts nothing new; requests in progress continue. `close` ends those. */
   readonly leave: () => void;
-  /** Ends what is being passed through. */
   readonly close: () => Promise<void>;
 }
 
-/** Rejects with one line when a certificate for workers cannot be used. */
+/** Rejects with one line if a certificate for workers is unusable. */
 export async function openDropIns(config: Config, needs: DropInNeeds): Promise<OpenDropIns> {
   const { models, limits } = config;
   const { path, healthy, ready, admission, clock } = needs;
@@ -85,13 +82,10 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
   };
 }
 
-/**
- * How many times the largest body the inputs of one request may hold, where each repeats what they share (a query of
- * `/rerank`): 4 KB of query for each of 2,048 texts at the defaults.
- */
+/** Expanded inputs per request, × the largest body (`/rerank` repeats its query): 4 KB of query × 2,048 texts. */
 const MAX_EXPANSION = 8;
 
-/** Never more than an empty queue has room for. */
+/** At most what an empty queue can hold. */
 function requestLimits({
   maxInputs,
   maxQueued,
@@ -104,13 +98,13 @@ function requestLimits({
   };
 }
 
-/** What the workers call it, where the config says so: by itself, or in their URLs; undefined: as clients do. */
+/** The workers' name for the model, from the config or their URLs; undefined: the same. */
 function workerNameOf({ backend }: ModelConfig): string | undefined {
   if (backend.kind !== "http") return undefined;
   return backend.model ?? workerSide(backend.protocol).modelOf?.(new URL(backend.workers[0]!).pathname);
 }
 
-/** Its workers are reached from here by HTTP, and understand what clients send. */
+/** Its workers are reachable by HTTP from here, and speak the clients' protocol. */
 function isReachable(model: ModelConfig): model is ModelConfig & { readonly backend: HttpBackendConfig } {
   const { backend, passthrough } = model;
   return backend.kind === "http" && (passthrough || backend.protocol !== "batch");
@@ -122,7 +116,7 @@ function passageTo(
   needs: DropInNeeds,
 ): PassThroughWorkers {
   const { authorization, tls, protocol } = backend;
-  // Whoever runs no batches looks no names up: the system does, for each connection.
+  // A process without batches resolves no names itself: the system does, per connection.
   const listed = backend.workers.map((worker) => ({ address: plainUrl(worker, "http"), well: true }));
   const workers = (): readonly KnownWorker[] => needs.workers(at) ?? listed;
   const side = workerSide(protocol);
@@ -135,7 +129,6 @@ function passageTo(
   );
 }
 
-/** Whether a model may be asked for tensors: its workers speak them, or the config says so. */
 export function speaksTensors(model: ModelConfig): boolean {
   return hasTensorWorkers(model) || model.protocols.includes("oip-v2");
 }
@@ -144,7 +137,6 @@ export function hasTensorWorkers({ backend }: ModelConfig): boolean {
   return backend.kind === "grpc" || (backend.kind === "http" && backend.protocol === "oip-v2");
 }
 
-/** What the clients of a model may speak: what its workers do, and what the config says beside it. */
 export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[] {
   const own: ProtocolName[] =
     backend.kind === "http" && backend.protocol !== "batch"
@@ -157,7 +149,6 @@ export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[
     .filter((each) => each !== undefined);
 }
 
-/** Where the workers of this process are, and whether they are up. */
 export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[] {
   return workers.slots.flatMap((slot) => {
     const { address, host } = slot.worker;
@@ -167,7 +158,6 @@ export function knownWorkers({ workers }: Dispatcher, now: number): KnownWorker[
   });
 }
 
-/** Its workers get what clients show as `Authorization`. */
 export function forwards({ backend }: ModelConfig): boolean {
   return backend.kind === "http" && backend.forwardAuthorization;
 }

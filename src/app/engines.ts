@@ -1,4 +1,4 @@
-/** From the settings to the engine: in this process, or in Redis with what belongs to a fleet. */
+/** The engine from the settings: in memory, or in Redis with the parts of a fleet. */
 import { randomBytes, randomInt } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, MemoryEngineConfig, ModelConfig, RedisEngineConfig } from "./config/config.ts";
@@ -16,35 +16,32 @@ import { RedisRegistry, type Registry } from "../workers/fleet/registry.ts";
 import type { Events } from "../observe/events.ts";
 
 /**
- * How often a gateway writes a bundle. A bundle costs the same CPU, here and in Redis, for one task as for ten; a task waits
- * half of this on average, and not at all when the gateway wrote nothing for so long.
+ * How often a gateway writes a bundle. A bundle costs the same CPU, here and in Redis, for one task as for ten; a task
+ * waits half of this on average, and not at all if the gateway was idle for as long.
  */
 const TICK_MS = 2;
-/** How often a gateway looks up the tasks that it waits for, in case a notification was lost. */
+/** How often a gateway polls its awaited tasks, in case a notification was lost. */
 const SWEEP_MS = 1000;
 
-/** What processes share beside the tasks; only where there can be more than one. */
+/** Shared by processes beside the tasks; Redis only. */
 export interface Shared {
   readonly engine: RedisEngine;
   readonly registry: Registry;
-  /** Unique to this start of the process. */
   readonly id: string;
   readonly nodes: RedisNodes;
-  /** From a short name to a key of shard 0. */
   key(name: string): string;
-  /** How safe an accepted task is now: on one server, or on two. */
+  /** Whether an accepted task is on one server, or on two. */
   durability(): "replica" | "local";
-  /** Whether every server of the store answers. */
   reachable(): boolean;
 }
 
 export interface Opened {
   readonly engine: Engine;
-  /** Accepted tasks outlive this process. */
+  /** Accepted tasks survive this process. */
   readonly durable: boolean;
-  /** Whether tasks can be stored now; false while the journal cannot be written. */
+  /** False while the journal cannot be written. */
   readonly writable: () => boolean;
-  /** Resolves when they never will be again by this process, which must be started anew. */
+  /** Resolves when this process can never store tasks again and must be restarted. */
   readonly lost?: Promise<void>;
   readonly shared?: Shared;
   close(): Promise<void>;
@@ -151,7 +148,7 @@ async function openRedis(
   };
 }
 
-/** What an engine is bounded by; `leaving`: models that are gone from the config and still served. */
+/** Engine limits; `leaving`: removed models that are still being served. */
 export function limitsOf(
   { tiers, limits, results, deadLetters, models }: Config,
   leaving: readonly ModelConfig[] = [],

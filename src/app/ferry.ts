@@ -1,7 +1,4 @@
-/**
- * The only file that knows every part: it builds them, starts them in order, and stops them in reverse; and it changes
- * what they go by while they run (`change`): everything that can fail first, then all of it in one step.
- */
+/** Wires all parts: starts them in order, stops them in reverse; `change` prepares what can fail, then commits. */
 import { randomUUID } from "node:crypto";
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
@@ -63,23 +60,19 @@ export class Ferry {
   readonly events = new Events();
   #config: Config;
   #limits: EngineLimits;
-  /** For those who look at it when they need it. */
+  /** The config in force, for readers at run time. */
   readonly #live: Config;
   readonly #clock: Clock;
   readonly #role: Role;
   readonly #log: (line: string) => void;
   #endLog: () => void;
   readonly #tally: Tally;
-  /** Left out: nobody is traced. */
   readonly #tracing: Tracing | undefined;
-  /** Empty in a gateway. */
   readonly #pool: WorkerPool;
   readonly #orders = new Orders();
-  /** By model. */
   readonly #prospects = new Map<string, Prospects>();
-  /** Clients' own credentials, by model. */
   readonly #vaults = new Map<string, Vault>();
-  /** How to undo what was started, in the order in which it was started. */
+  /** Cleanups in start order; run in reverse. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
   #publicApi: PublicApi | undefined;
@@ -87,15 +80,13 @@ export class Ferry {
   #membership: Membership | undefined;
   #scaling: ScalingLoop | undefined;
   #draining = false;
-  /** The last that was prepared. */
   #change: Change | undefined;
   #stopped: Promise<void> | undefined;
-  /** What people may do to the simulated workers of this process; undefined where there are none. */
   demo: Demo | undefined;
-  /** Where an accepted task is kept: by one server of the shared store, or by two. */
+  /** Whether an accepted task is on one server of the shared store, or on two. */
   durability: "replica" | "local" | undefined;
   adminUrl = "";
-  /** Who reads the config again when an operator asks for it; left out: it came from no file. */
+  /** Rereads the config on an operator's request; undefined without a file. */
   onReload: (() => Promise<Reloaded>) | undefined;
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
@@ -125,17 +116,15 @@ export class Ferry {
     });
   }
 
-  /** Resolves when it can store no task any more and must be started again. */
+  /** Resolves when it can store no more tasks and must be restarted. */
   get lost(): Promise<void> | undefined {
     return this.#opened?.lost;
   }
 
-  /** "" in a batcher. */
   get apiUrl(): string {
     return this.#publicApi?.apiUrl ?? "";
   }
 
-  /** "" where clients cannot speak gRPC. */
   get grpcUrl(): string {
     return this.#publicApi?.grpcUrl ?? "";
   }
@@ -144,13 +133,13 @@ export class Ferry {
     const config = this.#config;
     const runs = this.#role !== "gateway";
     await this.#openTls();
-    // A store that cannot be used is told before models are loaded, which may take minutes.
+    // Fail on an unusable store before loading models, which may take minutes.
     const early = config.engine.kind === "redis" ? await this.#openEngine() : undefined;
     this.#undo.push(() => this.#pool.stopBackends());
     if (runs) await this.#pool.open(config);
     const opened = (this.#opened = early ?? (await this.#openEngine()));
     const { engine, shared } = opened;
-    // Walked back, this comes after the dispatchers have stopped: what they held is free then.
+    // In reverse order this runs after the dispatchers have stopped and released their workers.
     this.#undo.push(() => this.#membership?.stop());
     this.#undo.push(() => this.#pool.stopDispatchers());
     if (runs) this.#pool.begin(config, engine, shared !== undefined);
@@ -163,16 +152,13 @@ export class Ferry {
     if (this.#role !== "batcher") await this.#openPublicApi(opened);
   }
 
-  /**
-   * From one config to the next: all of it, or nothing, and then it rejects with one line that says why. What differs
-   * in what is opened once (`app/config/diff.ts`) is not looked at here.
-   */
+  /** All of a config, or rejects with one line. Settings that need a restart (`app/config/diff.ts`) are ignored. */
   async change(next: Config): Promise<void> {
     const prepared = await this.prepare(next);
     await prepared.commit();
   }
 
-  /** One at a time: the next one when this one was committed or abandoned. */
+  /** One at a time: the next after a commit or abandon. */
   async prepare(next: Config): Promise<Change> {
     const steps = [
       ...(this.#tls === undefined ? [] : [() => this.#tls!.certificates.prepare()]),
@@ -183,7 +169,7 @@ export class Ferry {
     return (this.#change = await prepareChange(steps, () => this.#draining, commit));
   }
 
-  /** Nothing here waits, and nothing here fails. */
+  /** Must neither wait nor fail. */
   #commit(next: Config, prepared: readonly Prepared[]): void {
     const last = this.#config;
     this.#config = next;
@@ -201,7 +187,6 @@ export class Ferry {
     this.events.emit("reloaded", {});
   }
 
-  /** A model that was taken out of the config has run its last batch. */
   #gone(model: string): void {
     if (this.#config.models.some(({ name }) => name === model)) return;
     this.#vaults.delete(model);
@@ -212,7 +197,7 @@ export class Ferry {
     this.#look();
   }
 
-  /** Who is there, after models came or went. */
+  /** Updates membership and prospects after models were added or removed. */
   #look(): void {
     const { models } = this.#config;
     this.#membership?.changed();
@@ -229,7 +214,7 @@ export class Ferry {
     }
   }
 
-  /** Early, for the same reason: a certificate that cannot be used is told before models are loaded. */
+  /** Fail on an unusable certificate before loading models. */
   async #openTls(): Promise<void> {
     const { tls, admin } = this.#config;
     if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
@@ -247,7 +232,7 @@ export class Ferry {
     return opened;
   }
 
-  /** Takes this process's place in the fleet: from here on it holds its share of the workers. */
+  /** Joins the fleet: from here on it holds its share of the workers. */
   async #join({ engine, registry, id }: Shared): Promise<void> {
     const { engine: settings, zone } = this.#config;
     if (settings.kind !== "redis") throw new Error("a fleet needs a shared engine; this is a bug");
@@ -271,10 +256,10 @@ export class Ferry {
     if (this.#role !== "gateway") await engine.serve(new FleetDemand(membership.fleet, this.#clock));
   }
 
-  /** Before `drain`: those who have connected already are let in. */
+  /** Accepts the backlog; call it before `drain`. */
   takeWaiting = async (): Promise<void> => this.#publicApi?.takeWaiting();
 
-  /** No new request is taken; resolves when those that wait are answered and no batch runs. */
+  /** Refuses new requests; resolves when waiting ones are answered and no batch runs. */
   async drain(): Promise<void> {
     const { lingerMs, drainMs } = this.#config.limits;
     this.#draining = true;
@@ -319,12 +304,11 @@ export class Ferry {
       events: this.events,
       random: Math.random,
       newBatchId: () => randomUUID(),
-      // Our own children are nobody else's, and every process calls its own alike: gpu-1, gpu-2.
+      // Children belong to one process, and every process numbers its own alike: gpu-1, gpu-2.
       ...(shared !== undefined && ofFleet(model, shared.id)),
     });
   }
 
-  /** Undefined where the model's workers are not given clients' credentials. */
   #vault(model: ModelConfig): Vault | undefined {
     if (!forwards(model)) return undefined;
     const { name } = model;
@@ -358,7 +342,7 @@ export class Ferry {
       random: Math.random,
       apiUrl: () => this.apiUrl,
     });
-    // Walked back, this comes last: they hear of everything that ends.
+    // Closed last, so that observers see everything that ends.
     this.#undo.unshift(() => observers.close());
     const guarded = { ...observers.guarded, ...reloadRoutes(() => this.onReload) };
     const listener = new Listener(

@@ -1,7 +1,4 @@
-/**
- * Opens the observers of a process: metrics, traces, the request log, the dashboard. Each listens to events and, where it
- * must, looks at the process through its `Sight`; none is on a request's path.
- */
+/** Opens the observers (metrics, traces, request log, dashboard): event listeners, never on a request's path. */
 import { randomUUID } from "node:crypto";
 import { isDeepStrictEqual } from "node:util";
 import type { Clock } from "./clock.ts";
@@ -26,11 +23,11 @@ import { openTraces } from "../observe/traces.ts";
 import type { Tracing } from "../observe/tracing.ts";
 import { version } from "./version.ts";
 
-/** How long after a task's deadline the request log looks up an outcome that no message brought. */
+/** How long after a task's deadline the request log looks up a missing outcome. */
 const NEWS_MS = 10_000;
-/** Requests of one task that its story lists at most. */
+/** Requests listed per task in its history. */
 const MAX_STORY_REQUESTS = 100;
-/** Seconds in a trace of `/internal/trace`: by default, and at most. */
+/** Default and maximum of `/internal/trace`. */
 const TRACE_SECONDS = 10;
 const MAX_TRACE_SECONDS = 60;
 
@@ -43,17 +40,12 @@ export interface ObserverParts {
   readonly sight: Sight;
   readonly tally: Tally;
   readonly engine: Engine;
-  /** Numbers in [0, 1). */
   random(): number;
-  /** Undefined where tracing is off. */
   readonly tracing: Tracing | undefined;
-  /** Where clients connect; "" in a batcher, and until it is known. */
   apiUrl(): string;
 }
 
-/** One observer: its routes, its counters, and how it ends. */
 interface Observer {
-  /** Behind the admin token. */
   readonly guarded?: Routes;
   /** Without a token: the dashboard's shell, which holds no data. */
   readonly open?: Routes;
@@ -65,13 +57,13 @@ export interface Observers {
   readonly guarded: Routes;
   readonly open: Routes;
   readonly history: History;
-  /** Closed last, when everything else has stopped, so that every event is written. */
+  /** Called last, so that every event is written. */
   close(): Promise<void>;
 }
 
 export async function openObservers(parts: ObserverParts): Promise<Observers> {
   const { telemetry } = parts.config;
-  // Its thread starts with the first thing to send.
+  // Its thread starts with the first item to send.
   const sender = new Sender(parts.events);
   const { history, ...requests } = await openRequestLog(parts, sender);
   const all: Observer[] = [requests];
@@ -119,7 +111,7 @@ function metrics({ config, events, sight }: ObserverParts, more: readonly Counte
   return { guarded: opened.routes };
 }
 
-/** The layout follows the models: after a reload that changes them the fold starts anew and viewers reconnect. */
+/** The layout depends on the models: a reload that changes them resets the fold, and viewers reconnect. */
 function dashboard(parts: ObserverParts): Observer {
   let live = openLive(parts);
   let { models } = parts.config;

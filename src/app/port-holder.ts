@@ -1,9 +1,7 @@
 /**
- * Why a listener could not be opened, in words; for a port in use, by whom.
- *
- * Linux tells it in two steps: /proc/net/tcp gives the inode of the listening socket, and some
- * /proc/PID/fd links to `socket:[inode]`. Best effort: other systems, other users' processes and
- * containers hide it, and then the message simply does not name anybody.
+ * Explains why a listener could not be opened; for a port in use, which process holds it: /proc/net/tcp gives the inode
+ * of the listening socket, and a /proc/PID/fd links to `socket:[inode]`. Best effort: other systems, users and
+ * containers hide it, and the message then names no process.
  */
 import { readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { basename } from "node:path";
@@ -15,7 +13,7 @@ export interface Holder {
   readonly command: string;
 }
 
-/** The one line for an Error from the start; its own message unless it is about a port. */
+/** One line for an Error at the start; its message unless it is about a port. */
 export function explainStart(error: unknown, config: Config): string {
   const failure = error instanceof Error ? error : new Error(String(error));
   const cause = listenError(failure) ?? listenError(failure.cause);
@@ -27,7 +25,7 @@ export function explainStart(error: unknown, config: Config): string {
       : cause.port === grpc.listen?.port
         ? (["grpc.listen", grpc.listen] as const)
         : (["admin.listen", admin.listen] as const);
-  // Of several processes each has its own admin port, from this one up.
+  // Each of several processes has its own admin port, from this one up.
   const nth = setting === "admin.listen" && port !== 0 ? cause.port - port : 0;
   const start = `${setting} ${formatAddress({ host, port: cause.port })}${nth > 0 ? ` of process ${nth + 1}` : ""}`;
   if (cause.code === "EACCES") return `${start}: ports below 1024 need extra rights; choose a higher one`;
@@ -37,7 +35,7 @@ export function explainStart(error: unknown, config: Config): string {
   return `${start}: already in use${by}; stop it or change ${setting}`;
 }
 
-/** Ours, not one from a connection to Redis or to a worker, which names the port of another machine. */
+/** Ours, not that of a connection to Redis or a worker, which names a remote port. */
 interface ListenError extends NodeJS.ErrnoException {
   readonly port?: number;
 }

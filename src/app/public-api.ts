@@ -1,9 +1,9 @@
 /**
- * The client-facing listeners and what they serve.
+ * The client-facing listeners.
  *
- * Everything derived from the config is one generation: credentials, rules, gates, protocols, routes past the batches. A
- * reload prepares the next generation beside the one in use (which may fail) and switches one reference. A request finishes
- * in the generation that admitted it; engine, waiters and connections are the same in all.
+ * Everything derived from the config is one generation: credentials, rules, capacity gates, protocols, passthrough. A
+ * reload prepares the next generation (which may fail) and switches one reference. A request finishes in the generation
+ * that admitted it; engine, waiters and connections are shared by all.
  */
 import { randomInt } from "node:crypto";
 import { Admission, type AdmissionRules } from "../gateway/admission/admission.ts";
@@ -53,14 +53,11 @@ export interface PublicApiParts {
   readonly tls: EdgeTls | undefined;
   readonly tracing: Tracing | undefined;
   readonly membership: Membership | undefined;
-  /** Undefined where this process runs no batches of it. */
   readonly dispatcher: (model: string) => Dispatcher | undefined;
-  /** How the workers of a model are; undefined once it is gone. */
+  /** Undefined once the model is gone. */
   readonly prospects: (model: string) => Prospects | undefined;
-  /** Keeps clients' credentials for the model's workers; undefined where they get none. */
   readonly vault: (model: ModelConfig) => Vault | undefined;
   readonly draining: () => boolean;
-  /** Numbers in [0, 1). */
   readonly random: () => number;
 }
 
@@ -76,7 +73,7 @@ interface Generation {
   readonly grpcPages: PageGuard | undefined;
 }
 
-/** The forecast of a model that is no longer served; what it had accepted was accepted. */
+/** Forecast of a removed model, whose accepted tasks still count. */
 const NO_WORKERS = {
   healthy: 0,
   idle: 0,
@@ -97,14 +94,11 @@ export class PublicApi {
   readonly #admission: Admission;
   readonly #underway = new Shares();
   readonly #bytes: ClientBytes;
-  /** Undefined until `open`. */
   #now: Generation | undefined;
-  /** Releases what the generation before still holds. */
   #last: (() => void) | undefined;
   #listener: Listener | undefined;
   #grpc: GrpcListener | undefined;
   apiUrl = "";
-  /** "" where clients cannot speak gRPC. */
   grpcUrl = "";
 
   constructor(config: Config, parts: PublicApiParts) {
@@ -139,18 +133,16 @@ export class PublicApi {
     await this.#openGrpc(config);
   }
 
-  /** The next generation; rejects with one line when a file or a certificate cannot be used. */
+  /** Rejects with one line if a file or a certificate is unusable. */
   async prepare(config: Config): Promise<Prepared> {
     const next = await this.#generation(config);
     return { commit: () => this.#swap(next), abandon: () => end(next) };
   }
 
-  /** Requests of clients that are not answered yet. */
   get waiting(): number {
     return (this.#listener?.open ?? 0) + (this.#grpc?.open ?? 0);
   }
 
-  /** Refuses new work from now on. */
   refuse(): void {
     this.#admission.draining = true;
   }
@@ -167,7 +159,7 @@ export class PublicApi {
     await Promise.all([this.#listener?.drain(), this.#grpc?.drain()]);
   }
 
-  /** Tells waiting callers where to poll; that takes a moment to reach the socket. */
+  /** Tells waiting callers where to poll, and gives that time to reach the socket. */
   async settle(ms: number): Promise<void> {
     this.#waiters.releaseAll();
     await Promise.all([this.#listener?.settle(ms), this.#grpc?.settle(ms)]);
@@ -191,7 +183,7 @@ export class PublicApi {
     const pages = guardOf(config, config.listen);
     this.#listener!.serve(routes, { elsewhere, pages }, config.limits.maxBodyBytes);
     last.passing.leave();
-    // A request that began before the switch may still authenticate by them.
+    // A request from before the switch may still authenticate with them.
     const { clock } = this.#parts;
     this.#last?.();
     const alarm = clock.at(clock.now() + config.limits.requestTimeoutMs, () => this.#last?.());
@@ -257,7 +249,7 @@ export class PublicApi {
       path,
       admission: this.#admission,
       clock,
-      // A process that runs batches reports its workers' certificates there.
+      // A process that runs batches already reports its workers' certificates.
       events: role === "gateway" ? events : new Events(),
       workers: (at) => {
         const dispatcher = workers(at);
@@ -312,7 +304,6 @@ export class PublicApi {
     return !this.#parts.draining() && this.#parts.opened.writable();
   }
 
-  /** At least one worker of this model can be given batches. */
   #healthy(model: string): boolean {
     return (this.#parts.prospects(model)?.horizon(this.#parts.clock.now()).healthy ?? 0) > 0;
   }
@@ -333,7 +324,7 @@ export class PublicApi {
     return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
   }
 
-  /** Looked up at each call: the workers of a new model start after its route is made. */
+  /** Looked up per call: a new model's workers start after its route is made. */
   #prospects(model: string): Prospects {
     const { prospects } = this.#parts;
     return {
@@ -344,7 +335,7 @@ export class PublicApi {
   }
 }
 
-/** For loopback listeners without authentication, which any web page could call otherwise. */
+/** For loopback listeners without authentication, which any web page could call. */
 function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard | undefined {
   if (auth.mode === "required" || listen === undefined || !isLoopback(listen.host)) return undefined;
   const advice =
@@ -352,7 +343,7 @@ function guardOf({ auth }: Config, listen: Config["grpc"]["listen"]): PageGuard 
   return new PageGuard(auth.allowedHosts, advice);
 }
 
-/** What is read becomes what is queued, so it has the same bound; one client alone may always send two of the largest. */
+/** Bodies become queued tasks, so the bound is the same; one client may always send two of the largest. */
 function clientBytes({ limits, grpc }: Config): number {
   return Math.max(limits.maxQueuedBytes, 4 * Math.max(limits.maxBodyBytes, grpc.maxMessageBytes));
 }

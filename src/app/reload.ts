@@ -1,9 +1,9 @@
 /**
- * A reload: reads the config file again and applies what changed, all of it or nothing.
+ * Reload: rereads the config file and applies the changes as a whole, or none.
  *
  *   load → problems? → differences → what needs a restart? → prepare (may fail) → commit (one step, cannot fail) | abandon
  *
- * One reload at a time: a second request waits for the first, and reads the file after it. Problems are reported all at once.
+ * One at a time: a second request waits and then reads the file. Problems are reported all at once.
  */
 import { diffConfigs } from "./config/diff.ts";
 import { formatProblems, type Loaded } from "./config/load.ts";
@@ -16,16 +16,15 @@ import type { Routes } from "../gateway/server.ts";
 
 export const NO_FILE = "there is no config file to read again; start Ferry with -c FILE";
 
-/** The result in lines for people; none holds a secret. */
+/** Lines to show; never a secret. */
 export type Reloaded =
   | { readonly changed: readonly string[]; readonly problems?: undefined }
   | { readonly problems: readonly string[]; readonly changed?: undefined };
 
 export interface ReloadParts {
   load(): Loaded;
-  /** Rejects with one line when it cannot be done; then nothing was changed. */
+  /** Rejects with one line, and then has changed nothing. */
   apply(next: Config): Promise<void>;
-  /** For the log. */
   tell(level: "info" | "warn", message: string): void;
 }
 
@@ -39,7 +38,6 @@ export class Reloader {
     this.#parts = parts;
   }
 
-  /** As it is in force. */
   get config(): Config {
     return this.#config;
   }
@@ -92,7 +90,7 @@ function linesOf(problems: Parameters<typeof formatProblems>[0]): string[] {
   return problems.flatMap((each) => formatProblems([each]).trimEnd());
 }
 
-/** `POST /internal/reload`; `asked()` is undefined where the config came from no file. */
+/** `POST /internal/reload`; `asked()` is undefined without a config file. */
 export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined): Routes {
   const reload = async (exchange: Exchange): Promise<void> => {
     const act = asked();
@@ -108,13 +106,13 @@ export function reloadRoutes(asked: () => (() => Promise<Reloaded>) | undefined)
 }
 
 export interface Change {
-  /** Rejects, and changes nothing, when Ferry is being stopped meanwhile. */
+  /** Rejects, and changes nothing, if Ferry is stopping. */
   commit(): Promise<void>;
-  /** Ends what was prepared. Does nothing after a commit, or a second time. */
+  /** Ends what was prepared. No effect after a commit or an abandon. */
   abandon(): Promise<void>;
 }
 
-/** Runs `steps` in order; rejects with one line, and nothing was changed, when one fails. `commit` must not fail. */
+/** Runs `steps` in order; if one fails, rejects with one line and changes nothing. `commit` must not fail. */
 export async function prepareChange(
   steps: readonly (() => Promise<Prepared>)[],
   stopping: () => boolean,

@@ -1,7 +1,4 @@
-/**
- * What can be seen of the process from outside: /internal/health and /internal/workers, and the sight that
- * metrics and the dashboard are given. In a fleet all of it is about all of it, whichever process is asked.
- */
+/** State for /internal/health, /internal/workers, metrics and the dashboard; in a fleet, of the whole fleet. */
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import type { Clock } from "./clock.ts";
 import type { CurveReading, Throughput } from "../core/knee.ts";
@@ -16,7 +13,7 @@ import type { ScalingLoop, ScalingReport } from "../workers/scaling.ts";
 import type { ModelSight, ProcessSight, Sight, WorkerSight } from "../observe/sight.ts";
 import type { Tally } from "../observe/tally.ts";
 
-/** In a fleet a row says who runs the worker; "" while it changes hands. */
+/** `batcher`: the owner in a fleet; "" while the worker changes owner. */
 export type FleetWorkerReport = WorkerReport & { readonly batcher?: string; readonly zone?: string };
 
 export interface ReportParts {
@@ -26,19 +23,16 @@ export interface ReportParts {
   readonly dispatchers: readonly Dispatcher[];
   readonly tally: Tally;
   readonly clock: Clock;
-  /** What people may do to workers. */
   readonly desk: WorkerDesk;
-  /** Left out: there is only this process. */
   readonly fleet?: Fleet | undefined;
   draining(): boolean;
-  /** What a model's workers can do, here or in all of the fleet. */
+  /** Capacity of a model's workers, here or in the whole fleet. */
   prospects(model: string): Prospects;
   durability(): ProcessSight["durability"];
-  /** Whether the store answers. */
+  /** The store answers, and (`writable`) tasks can be stored. */
   reachable(): boolean;
-  /** Whether tasks can be stored now. */
   writable(): boolean;
-  /** Says how many workers each model should have; undefined until it looks. */
+  /** Wanted workers per model; undefined until it runs. */
   scaling(): ScalingLoop | undefined;
 }
 
@@ -161,7 +155,7 @@ export class Report implements Inside, Sight {
     };
   }
 
-  /** Counted here, and in a fleet what other gateways let in too. */
+  /** Counted here; in a fleet, with what other gateways admit. */
   #load(
     { name: model, workers }: ModelSums,
     now: number,
@@ -182,7 +176,6 @@ export class Report implements Inside, Sight {
     };
   }
 
-  /** What the autoscaler goes by. */
   sighting(model: string, now: number): Omit<Sighting, "at"> {
     const sums = this.#sums(now).find(({ name }) => name === model)!;
     const { capacityPerSecond, arrivalsPerSecond } = this.#load(sums, now);
@@ -218,7 +211,6 @@ export class Report implements Inside, Sight {
     return heldWorkers(dispatchers, this.#startedAt, clock.now());
   }
 
-  /** What one model can do, and what waits for it. */
   #health({ name, workers, healthy, utilization }: ModelSums, now: number): object {
     const { perMs, nominalPerMs } = this.#parts.prospects(name).horizon(now);
     return {

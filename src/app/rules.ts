@@ -1,4 +1,4 @@
-/** From the config to the rules of each part. Pure: a reload calls them with the next config. */
+/** The rules of each part from the config. Pure: a reload calls them with the next config. */
 import { RETRY_BUDGET } from "../core/retry.ts";
 import type { AdmissionRules } from "../gateway/admission/admission.ts";
 import { MAX_WORKER_LOAD, type ModelRules } from "../dispatch/model-rules.ts";
@@ -7,7 +7,6 @@ import type { VaultRules } from "../workers/backend/vault.ts";
 import type { Config, ModelConfig } from "./config/config.ts";
 import { hasAddresses } from "./config/worker-addresses.ts";
 
-/** What a model's dispatcher goes by. */
 export function rulesOf(model: ModelConfig): ModelRules {
   const { name, policy, pipeline, maxBatchSize, maxWaitMs, maxBatchTokens, maxBatchBytes } = model;
   const { timeouts } = model;
@@ -16,7 +15,7 @@ export function rulesOf(model: ModelConfig): ModelRules {
   const limits = { policy, maxBatchSize, maxWaitMs };
   const budgets = { maxBatchTokens, maxBatchBytes, maxWorkerLoad: MAX_WORKER_LOAD };
   const { workerMs } = timeouts;
-  // A thread of ours: a crash in native code of the user's function is a crash of Ferry.
+  // Runs in a thread: a native crash of the user's function crashes Ferry.
   const inProcess = model.backend.kind === "module";
   return { name, limits, pipeline, ...budgets, workerMs, inProcess, retry, health };
 }
@@ -31,14 +30,14 @@ export function admissionRules({ tiers, limits, models }: Config): AdmissionRule
   return { tiers, onlyModel, ...(perUserPerMinute !== undefined && { perUserPerMinute }) };
 }
 
-/** A credential is kept for as long as a task of its model may live; as many of them as tasks can wait. */
+/** Kept as long as a task of its model may live; as many as tasks can wait. */
 export function vaultRules({ models, limits }: Config, name: string): VaultRules {
   const model = models.find((each) => each.name === name);
   const ttlMs = model === undefined ? 0 : model.timeouts.totalMs + model.timeouts.workerMs;
   return { ttlMs, max: limits.maxQueued };
 }
 
-/** The config in force whenever a property of it is read. */
+/** The config in force whenever a property is read. */
 export function liveConfig(current: () => Config): Config {
   return new Proxy({} as Config, { get: (_, key) => Reflect.get(current(), key) as unknown });
 }

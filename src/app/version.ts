@@ -1,4 +1,3 @@
-/** The version of this checkout or package, from package.json beside it. */
 import { readFileSync } from "node:fs";
 
 export function version(): string {

@@ -1,12 +1,9 @@
 /**
- * Client of the admin listener: dead letters, workers, and the live event stream.
- *
- * Every failure becomes a `Failure` with one actionable line. Replies come from another process, perhaps another
- * version, so their shape is validated. Redirects are not followed: they would send the token to another host.
- *
- * TLS: a listener that presents the certificate in `tls.certFile` is trusted whatever host name the certificate has
- * (the config says `127.0.0.1`, certificates rarely do). Any other must be signed by it or by the system CAs, for the
- * host in the URL.
+ * Client of the admin listener: dead letters, workers, and the live event stream. Every failure becomes a `Failure`
+ * with one actionable line. Replies come from another process, perhaps another version, so their shape is validated.
+ * Redirects are not followed: they would send the token to another host. TLS: a listener that presents the certificate
+ * in `tls.certFile` is trusted whatever host name the certificate has (the config says `127.0.0.1`, certificates rarely
+ * do). Any other must be signed by it or by the system CAs, for the host in the URL.
  */
 import { X509Certificate } from "node:crypto";
 import { readFile } from "node:fs/promises";
@@ -141,10 +138,7 @@ export class AdminClient {
     return answer.text;
   }
 
-  /**
-   * Reads /internal/live until the caller stops or `stop` fires. Any other end, or silence longer than the reply
-   * timeout, is a `Failure`.
-   */
+  /** Reads /internal/live until `stop` fires. Any other end, or silence past the reply timeout, is a `Failure`. */
   async *live(clock: Clock, stop: AbortSignal): AsyncGenerator<StreamEvent> {
     const silence = new AbortController();
     const hush = (): void => silence.abort(new DOMException("silent", "TimeoutError"));

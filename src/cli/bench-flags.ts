@@ -1,11 +1,8 @@
 /**
- * Flags of `ferry bench`, checked and combined into one plan.
- *
- * Target: the URL on the command line; else the listener of the config (-c, or ./ferry.yaml); else
- * http://127.0.0.1:8080. A URL without a path means /v1/inference. Admin listener: --admin or the config's; else
- * 127.0.0.1:8081, unless the URL has another port: port 8081 may then belong to another Ferry.
- *
- * -c is the config file and, as in other load generators, the number of callers: `--closed -c 16`.
+ * Flags of `ferry bench`, checked and combined into one plan. Target: the URL on the command line; else the listener of
+ * the config (-c, or ./ferry.yaml); else http://127.0.0.1:8080. A URL without a path means /v1/inference. Admin
+ * listener: --admin or the config's; else 127.0.0.1:8081, unless the URL has another port: port 8081 may then belong to
+ * another Ferry. -c is the config file and, as in other load generators, the number of callers: `--closed -c 16`.
  */
 import { existsSync, readFileSync, statSync } from "node:fs";
 import { urlOf } from "./terminal/banner.ts";

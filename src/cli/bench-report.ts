@@ -1,7 +1,4 @@
-/**
- * Human-readable report of `ferry bench`. Goals first; all latencies in ms; served and refused are never mixed. Rows
- * that could not be measured are omitted with the reason.
- */
+/** Report of `ferry bench`: goals first, latencies in ms, served and refused never mixed, missing rows explained. */
 import { type ComparisonRow, compare, differences } from "./bench/compare.ts";
 import { LATE_MS } from "./bench/driver.ts";
 import type { ServerSide } from "./bench/exposition.ts";
@@ -206,7 +203,6 @@ function clientText({ client, load, verified, uniqueInputs }: Result): string {
   return `CPU ${percent(client.cpuShare)} of a core${late}, ${formatNumber(client.connections)} connections; ${checked}`;
 }
 
-/** Warnings about how far the figures can be trusted. */
 function notesOf(result: Result): { readonly text: string; readonly isBad: boolean }[] {
   const { client, counts, load, uniqueInputs, cached, crossed, codes: all } = result;
   const notes: { text: string; isBad: boolean }[] = [];

@@ -1,11 +1,8 @@
 /**
- * `ferry bench`: sends load to a running Ferry, measures latency as its callers see it, and checks goals.
- *
- * One probe request first, then warm-up, measurement, and at most `--timeout` for the last replies. The admin
- * listener's counters are read when the measurement begins and ends. Ctrl-C prints the results so far and exits by the
- * signal.
- *
- * Exit 1: a goal was missed, nothing was served, a reply belonged to another request, or the server is unreachable.
+ * `ferry bench`: sends load to a running Ferry, measures latency as its callers see it, and checks goals. One probe
+ * request first, then warm-up, measurement, and at most `--timeout` for the last replies. The admin listener's counters
+ * are read when the measurement begins and ends. Ctrl-C prints the results so far and exits by the signal. Exit 1: a
+ * goal was missed, nothing was served, a reply belonged to another request, or the server is unreachable.
  */
 import { randomInt } from "node:crypto";
 import { readFileSync, writeFileSync } from "node:fs";
@@ -189,7 +186,6 @@ class Run {
     return { ...plain, tls: { ...trust, servername, ALPNProtocols: ["http/1.1"] } };
   }
 
-  /** Reads the server's counters when the measurement begins and ends. */
   async #watch(driver: Driver, progress: Progress): Promise<ServerSide | undefined> {
     await driver.measuring;
     const before = await this.#scrape();
@@ -284,7 +280,6 @@ const BEGIN = "\r\u001b[K\u001b[?7l";
 const END = "\u001b[?7h";
 
 class Progress {
-  /** Known once the server's metrics were read. */
   maxBatchSize: number | undefined;
   readonly #driver: Driver;
   readonly #durationMs: number;

@@ -1,9 +1,7 @@
 /**
- * Latency by number of workers, as one self-contained SVG.
- *
- * Colours follow the reader's light or dark scheme; lines also differ by dashes and labels, so print and monochrome
- * work. The axis ends a little above the goal and clips the rest: the latency of an overloaded fleet depends only on
- * how long it is watched.
+ * Latency by number of workers, as one self-contained SVG. Colours follow the reader's light or dark scheme; lines also
+ * differ by dashes and labels, so print and monochrome work. The axis ends a little above the goal and clips the rest:
+ * the latency of an overloaded fleet depends only on how long it is watched.
  */
 export interface ChartPoint {
   readonly workers: number;

@@ -146,22 +146,18 @@ function factsOf(config: Config) {
 
 /**
  * Certificates and workers: files that `ferry serve` would refuse, certificates that expire soon, and with --probe
- * workers whose TLS handshake fails. A probe connects and closes; it sends nothing.
- *
- * An unreachable worker is a warning, since it may only be down; a TLS mismatch is a problem, since waiting does not
- * fix it.
+ * workers whose TLS handshake fails. A probe connects and closes; it sends nothing. An unreachable worker is a warning,
+ * since it may only be down; a TLS mismatch is a problem, since waiting does not fix it.
  */
 
 interface TlsReport {
   readonly problems: readonly Problem[];
   readonly warnings: readonly Problem[];
-  /** Workers tried, and workers reached. */
   readonly asked: number;
   readonly reached: number;
   readonly lookups: readonly Lookup[];
 }
 
-/** A DNS name among the workers, and its addresses now. */
 interface Lookup {
   readonly worker: string;
   readonly addresses: readonly string[];

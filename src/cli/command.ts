@@ -1,8 +1,7 @@
 /**
- * A command: its flags, its help, and a function from parsed arguments to an exit code.
- *
- * Exit codes: 0 success, 1 failure (a bad config included), 2 usage error. Results go to `out`, everything else to
- * `err`. A command never touches `process`, so tests can call it.
+ * A command: its flags, its help, and a function from parsed arguments to an exit code. Exit codes: 0 success, 1
+ * failure (a bad config included), 2 usage error. Results go to `out`, everything else to `err`. A command never
+ * touches `process`, so tests can call it.
  */
 import { parseArgs } from "node:util";
 import { didYouMean } from "../app/config/spelling.ts";
@@ -13,7 +12,6 @@ export interface Flag {
   readonly short?: string;
   /** May be repeated; `Call.texts` has all values. */
   readonly multiple?: boolean;
-  /** Placeholder for the value in the help. */
   readonly value?: string;
   readonly doc: string;
 }
@@ -32,7 +30,6 @@ export interface Command {
   run(call: Call, console: Console): Promise<number>;
 }
 
-/** Output streams and environment of a command. */
 export interface Console {
   out(text: string): void;
   err(text: string): void;
@@ -41,10 +38,7 @@ export interface Console {
   readonly errIsTTY: boolean;
   /** Prompts the user; undefined without a terminal. */
   ask?(question: string): Promise<string>;
-  /**
-   * Passes on every key press until the returned function is called. Undefined without a terminal; resolves with
-   * undefined when another program has the foreground.
-   */
+  /** Passes on key presses until the result is called. Undefined: no terminal, or (resolved) not in the foreground. */
   keys?(pressed: (key: string) => void): Promise<(() => void) | undefined>;
 }
 

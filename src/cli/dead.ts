@@ -206,7 +206,6 @@ async function replayAll(
   return 0;
 }
 
-/** Without a terminal --yes is required. */
 async function confirm(
   call: Call,
   console: Console,

@@ -163,7 +163,6 @@ export interface Settings {
   readonly config: Config;
   readonly model: ModelConfig;
   readonly limits: Limits;
-  /** Undefined when not given. */
   readonly service: ServiceTime | undefined;
   readonly tiers: readonly { readonly name: string; readonly share: number }[];
   readonly seed: number;

@@ -91,7 +91,6 @@ function readLearned(path: string): Learned[] {
   throw new Failure(`${printable(path)} is not what GET /internal/workers answers; save that and try again`);
 }
 
-/** Undefined when the text is something else. */
 function parse(text: string): Learned[] | undefined {
   try {
     const { models } = JSON.parse(text) as { models: readonly Record<string, unknown>[] };

@@ -1,7 +1,4 @@
-/**
- * `ferry plan --measure URL`: times batches on a worker, finds the knee, and prints the YAML. With --rate and --slo it
- * plans with these times.
- */
+/** `ferry plan --measure URL`: times a worker's batches, prints the knee and YAML; plans with --rate and --slo. */
 import { HttpBackend } from "../workers/backend/http.ts";
 import { plural } from "./terminal/banner.ts";
 import { SystemClock } from "../app/clock.ts";

@@ -1,7 +1,4 @@
-/**
- * `ferry plan --replay FILE`: recorded arrivals against other settings, and the Pareto-optimal ones. The file is
- * streamed; at most the first million requests are replayed, or `--duration`.
- */
+/** `ferry plan --replay FILE`: recorded arrivals (at most a million, or `--duration`) against other settings. */
 import { createReadStream } from "node:fs";
 import { createInterface } from "node:readline";
 import { count, plural } from "./terminal/banner.ts";

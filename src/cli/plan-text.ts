@@ -15,7 +15,6 @@ import { formatService } from "./plan/fit.ts";
 import type { Figures, TrialLatency } from "./plan/trial.ts";
 import type { Paint } from "./terminal/terminal.ts";
 
-/** `left`: left-aligned columns. */
 export function table(rows: readonly (readonly string[])[], left: ReadonlySet<number> = new Set()): string[] {
   const widths: number[] = [];
   for (const row of rows) {
@@ -63,7 +62,6 @@ export function planText(plan: Plan, ask: PlanRequest, cost: number | undefined,
   ].join("\n");
 }
 
-/** Explains the arrow. */
 function why({ recommended, knee }: Plan): string {
   if (knee === undefined) return "as asked";
   const reason = `fewest with load ≤ ${TARGET_LOAD.toFixed(2)} that meet the goal also without one`;
@@ -182,7 +180,7 @@ export function percent(value: number): string {
   return `${(100 * value).toFixed(0)} %`;
 }
 
-/** With one decimal for small values. */
+/** One or two decimals for small shares. */
 export function formatShare(value: number): string {
   if (value === 0) return "0";
   return value < 0.0995 ? `${(100 * value).toFixed(value < 0.001 ? 2 : 1)} %` : percent(value);

@@ -1,10 +1,10 @@
 /**
- * One process of `ferry serve --processes`: `ferry serve` itself, with its parent in place of the person.
+ * A child of `ferry serve --processes`: `ferry serve` controlled by its parent.
  *
- * It gets its config from the parent, and tells the parent what others are told in words: ready, done. The parent
- * decides when it ends. Ctrl-C reaches every process of a terminal, so SIGINT is not heard here; SIGTERM drains, as
- * the parent's word does, and both together count once: whoever stops this process alone gets a drained one, and the
- * parent starts the next. When the parent is gone it drains too, and if it was draining already it ends at once.
+ * The parent sends the config, gets ready and totals, and decides when the child exits. Ctrl-C reaches every process of
+ * a terminal, so SIGINT is ignored here. SIGTERM and the parent's order both drain, and together count once: stopping
+ * one child drains it, and the parent starts the next. If the parent is gone the child drains too, or exits at once if
+ * it was draining.
  */
 import cluster from "node:cluster";
 import type { Config, Role } from "../app/config/config.ts";
@@ -21,15 +21,12 @@ import {
   type Voice,
 } from "./serve.ts";
 
-/** The other end of `Life`. */
 export interface Parent {
-  /** Resolves when it is on its way. */
   tell(word: Word): Promise<void>;
   onOrder(listener: (order: ProcessOrder) => void): void;
-  /** SIGTERM, to this process alone or to all of a group. */
+  /** SIGTERM, to this process or to its group. */
   onTerminate(listener: () => void): void;
   onLost(listener: () => void): void;
-  /** Ends this process now. */
   end(): void;
 }
 
@@ -54,7 +51,7 @@ export async function serveChild(
   const { config, role } = await begin.promise;
   const start: ServeParts["start"] = async (...words) => {
     ferry = await parts.start(...words);
-    // The parent has the file, and tells all of us.
+    // The parent has the file, and reloads all processes.
     ferry.onReload = () =>
       new Promise((resolve) => {
         asking.push(resolve);
@@ -81,7 +78,7 @@ export async function serveChild(
   }
 }
 
-/** What the parent wants, as signals; before anybody listens to them they end the process, as signals do. */
+/** The parent's orders as signals; without a listener they end the process, as signals do. */
 class ParentSignals implements Signals {
   readonly #parent: Parent;
   #listener: (() => void) | undefined;
@@ -114,11 +111,10 @@ class ParentSignals implements Signals {
   }
 }
 
-/** Undefined in a process that nobody forked. */
 export function clusterParent(): Parent | undefined {
   const { worker } = cluster;
   if (worker === undefined || !cluster.isWorker) return undefined;
-  // Heard and not followed: the parent got it too.
+  // Ignored: the parent got it too.
   process.on("SIGINT", () => {});
   process.on("SIGHUP", () => {});
   return {
@@ -131,7 +127,7 @@ export function clusterParent(): Parent | undefined {
     onTerminate: (listener) => void process.on("SIGTERM", listener),
     onLost: (listener) =>
       void worker.on("disconnect", () => {
-        // Else node:cluster ends the process here, with the requests in its hands.
+        // Otherwise node:cluster exits here, losing the requests in progress.
         worker.exitedAfterDisconnect = true;
         listener();
       }),

@@ -1,13 +1,13 @@
 /**
- * What the keys do while `ferry serve` runs on a terminal.
+ * Keys while `ferry serve` runs on a terminal.
  *
  *   h   the list of keys
- *   o   the dashboard's address, in a browser where there is one
- *   l   load on or off, k kill a worker: only where workers are simulated, in this process
- *   q   drain, as Ctrl-C does; in raw mode Ctrl-C is a key like any other
+ *   o   open the dashboard in a browser, if there is one
+ *   l   load on or off, k kill a worker: only with simulated workers in this process
+ *   q   drain, as Ctrl-C does; in raw mode Ctrl-C is an ordinary key
  *
- * The load goes at `admission.targetUtilization` of what the simulated workers can do, which is what the banner
- * says to plan with, and never at more than this process could send without being what is measured.
+ * The load is `admission.targetUtilization` of the simulated capacity, as in the banner, and at most what this process
+ * can send without becoming the bottleneck.
  */
 import { count, dashboardUrl, plannedPerSecond, plural, reachable } from "./terminal/banner.ts";
 import type { Clock } from "../app/clock.ts";
@@ -17,10 +17,7 @@ import type { Killed } from "./demo/demo.ts";
 import { DemoLoad, type LoadCounts, type Stream } from "./demo/load.ts";
 import { printable } from "./terminal/terminal.ts";
 
-/**
- * How long a worker stays dead. With the default `health` it is asked 0, 2, 6 and 14 s after it was found dead, so
- * that it works again after 6 s.
- */
+/** With the default `health` it is probed 0, 2, 6 and 14 s after its failure, so it works again after 6 s. */
 const DEAD_MS = 5500;
 const DEAD_TEXT = "6 s";
 const MAX_PER_SECOND = 2500;
@@ -31,20 +28,18 @@ export interface ServeKeyParts {
   readonly config: Config;
   readonly apiUrl: string;
   readonly adminUrl: string;
-  /** Left out where no worker of this process is simulated. */
+  /** Undefined without simulated workers in this process. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
   readonly clock: Clock;
   readonly say: (line: string) => void;
-  /** Shows a page in a browser, where there is one. */
   readonly open: (url: string) => void;
-  /** As the first SIGINT does. */
   readonly quit: () => void;
 }
 
 export class ServeKeys {
   readonly #parts: ServeKeyParts;
   #load: DemoLoad | undefined;
-  /** Loads that were told to stop, and have said how it went. */
+  /** Stopped loads that still have to report. */
   #farewells: Promise<void> = Promise.resolve();
   #ended = false;
 
@@ -66,20 +61,18 @@ export class ServeKeys {
         return this.#kill();
       case "q":
       case CTRL_C:
-        this.end(); // a second one in the same breath is no second Ctrl-C
+        this.end(); // a second press in the same chunk must not count as a second Ctrl-C
         return this.#parts.quit();
-      case ENTER: // people leave room between what they have seen and what comes
+      case ENTER: // lets people insert a blank line
         return this.#parts.say("");
     }
   }
 
-  /** No key does anything any more, and no load begins. */
   end(): void {
     this.#ended = true;
     if (this.#load !== undefined) this.#stopLoad(this.#load);
   }
 
-  /** Resolves when every load has said how it went. */
   quiet(): Promise<void> {
     return this.#farewells;
   }
@@ -130,7 +123,7 @@ export class ServeKeys {
   }
 }
 
-/** What is sent to each simulated model; those that answer at once take what is left. */
+/** The load per simulated model; models that answer at once share the rest. */
 export function streamsOf(config: Config): Stream[] {
   const wanted = config.models
     .filter(({ backend }) => backend.kind === "simulated")

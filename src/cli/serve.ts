@@ -1,17 +1,15 @@
 /**
- * `ferry serve`: starts Ferry, says that it is ready, and ends it well.
+ * `ferry serve`: starts Ferry, reports that it is ready, and shuts it down.
  *
- * The first SIGINT or SIGTERM drains: nothing new is taken, accepted work goes on for at most
- * `limits.drainMs`, the farewell line is printed, exit 0. A second signal ends the process at once by
- * that signal, so that shells and supervisors see the truth (130, 143). Before Ferry is ready signals
- * keep their usual meaning. On a terminal keys do more (`serve-keys.ts`); from the moment it drains the terminal
- * is as it was, so that the second Ctrl-C is a signal again.
+ * The first SIGINT or SIGTERM drains: nothing new is accepted, accepted work continues for at most `limits.drainMs`, a
+ * summary is printed, exit 0. A second signal kills the process by that signal, so that supervisors see the true status
+ * (130, 143). Before Ferry is ready signals keep their default action. On a terminal keys do more (`serve-keys.ts`);
+ * draining restores the terminal, so that the second Ctrl-C is a signal again.
  *
- * People at a terminal, and whoever says `--pretty`, get lines to read; everybody else gets JSON.
+ * Output is text on a terminal or with `--pretty`, else JSON.
  *
- * `--role` splits the work over processes that share their tasks through Redis: a gateway takes requests, a
- * batcher runs them. `--processes N` starts N of them behind one port (`processes/`); what starts, is ready,
- * drains and ends here is then all of them together.
+ * `--role` splits the work over processes that share tasks through Redis: a gateway takes requests, a batcher runs
+ * them. `--processes N` starts N processes behind one port (`processes/`), which start, drain and end together.
  */
 import { spawn } from "node:child_process";
 import { closeSync, openSync } from "node:fs";
@@ -42,30 +40,25 @@ import { expectNoWords, Failure, UsageError, type Call, type Command, type Conso
 import { chooseConfig, configFlag, loader } from "./config-file.ts";
 import type { ServeKeys } from "./serve-keys.ts";
 
-/** What `serve` needs of a running Ferry. */
 export interface Served {
-  /** "" for a batcher, which takes no requests. */
   readonly apiUrl: string;
-  /** Left out, or "": no gRPC for clients. */
   readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
-  /** Where there are several processes: each one's, the first of which is `adminUrl`. */
+  /** With several processes: each one's; the first is `adminUrl`. */
   readonly adminUrls?: readonly string[];
-  /** What keeps an accepted task now; left out: as the config says. */
+  /** Of an accepted task; undefined: as configured. */
   readonly durability?: Durability | undefined;
-  /** Left out where no worker of this process is simulated. */
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
-  /** Resolves when it cannot go on and must be restarted; undefined: never. */
+  /** Resolves when it must be restarted; undefined: never. */
   readonly lost?: Promise<void> | undefined;
-  /** Lets in those who have connected already, before `drain` closes the door. */
+  /** Accepts the backlog before `drain` closes the listener. */
   takeWaiting?(): Promise<void>;
-  /** How much longer than `limits.drainMs` its drain is waited for; left out: not at all. */
+  /** Added to `limits.drainMs` when waiting for the drain; default: 0. */
   readonly graceMs?: number;
-  /** Rejects with one line, and then nothing was changed. Left out: it cannot change. */
+  /** Rejects with one line, and then has changed nothing. Undefined: not supported. */
   change?(next: Config): Promise<void>;
-  /** The same in two steps, for several that change together. Left out where there are several. */
+  /** The same in two phases, for several processes together; undefined on the parent of several. */
   prepare?(next: Config): Promise<Change>;
-  /** Who has the config read again when an operator asks for it. */
   onReload?: (() => Promise<Reloaded>) | undefined;
   tally(): ServeTotals | Promise<ServeTotals>;
   drain(): Promise<void>;
@@ -74,32 +67,28 @@ export interface Served {
 
 export type StopSignal = "SIGINT" | "SIGTERM";
 
-/** Where signals come from; `process`, but for tests. */
+/** `process`, except in tests. */
 export interface Signals {
   on(signal: StopSignal, listener: () => void): unknown;
   off(signal: StopSignal, listener: () => void): unknown;
-  /** Dies by the signal; called once no listener of ours is left. */
+  /** Dies by the signal; called once we have no listener left. */
   raise(signal: StopSignal): void;
 }
 
 export interface ServeParts {
-  /** Whole lines of JSON go to `log`. */
+  /** `log` gets whole lines of JSON. */
   start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
-  /** SIGHUP, which asks for a reload. */
   onHangup?(listener: () => void): void;
-  /** Whether there was a terminal, and it was closed. */
+  /** Whether there was a terminal that was closed. */
   terminalGone?(): boolean;
-  /** Reads the config file again; left out: there is none. */
   load?: (() => Loaded) | undefined;
-  /** Since the process began. */
   uptimeMs(): number;
-  /** Shows a page in a browser, where there is one; never fails. */
   readonly openPage: (url: string) => void;
 }
 
-/** More on one machine would wait for each other, and for Redis. */
+/** More on one machine would only contend for CPU and Redis. */
 const MAX_PROCESSES = 64;
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
@@ -168,7 +157,7 @@ async function run(call: Call, console: Console): Promise<number> {
   );
 }
 
-/** Loaded only when it is wanted, so that a bad config is answered before the server's code is read. */
+/** Loaded lazily, so that a bad config is reported before the server's code is read. */
 async function startOne(): Promise<ServeParts["start"]> {
   return (await import("../app/ferry.ts")).startFerry;
 }
@@ -207,7 +196,7 @@ function parseProcesses(written: string): number {
   );
 }
 
-/** Also of `auto` where there is one core: what starts on one machine starts on the next. */
+/** Also for `auto` on one core, so that a command works alike on every machine. */
 function checkProcesses(written: string, { engine }: Config): void {
   if (written === "1" || engine.kind === "redis") return;
   throw new Failure(
@@ -216,20 +205,18 @@ function checkProcesses(written: string, { engine }: Config): void {
   );
 }
 
-/** What is said to whoever started Ferry, once each. */
+/** Messages to the person or program that started Ferry, once each. */
 export interface Voice {
   ready(facts: ReadyFacts): void;
   draining(tally: ServeTotals, signal: StopSignal): void;
   farewell(tally: ServeTotals): void;
 }
 
-/** What the command line asks for, beside the config. */
 export interface ServeWishes {
   readonly role: Role;
   readonly noColor: boolean;
-  /** Lines for people, also where nobody sits at a terminal. */
+  /** Text output also without a terminal. */
   readonly pretty?: boolean;
-  /** Left out: lines on stderr. */
   readonly voice?: Voice;
 }
 
@@ -288,7 +275,7 @@ export async function runServe(
   const before = await ferry.tally();
   const { drainMs } = (reloader?.config ?? config).limits;
   const drained = within(drainMs + (ferry.graceMs ?? 0), drainAfter(keys, ferry), clock);
-  // Said once it is so: whoever reads the line finds the port closed.
+  // Printed once the port is closed.
   say.draining(before, signal);
   await drained;
   const after = await ferry.tally();
@@ -314,7 +301,7 @@ function jsonVoice(config: Config, console: Console, clock: Clock): Voice {
   };
 }
 
-/** Keys do what they do until `end`, which also gives the terminal back; undefined where nobody presses any. */
+/** Handles keys until `end`, which also restores the terminal; undefined without a keyboard. */
 async function hearKeys(
   config: Config,
   console: Console,
@@ -335,13 +322,13 @@ async function hearKeys(
   return { end, quiet: () => keys.quiet() };
 }
 
-/** The demo's own load is over first: a caller that is still connecting would find nobody. */
+/** Stops the demo's load first: its connecting callers would find the port closed. */
 async function drainAfter(keys: Pick<ServeKeys, "quiet"> | undefined, ferry: Served): Promise<void> {
   if (keys !== undefined) await keys.quiet();
   await ferry.drain();
 }
 
-/** A terminal that was closed sends SIGHUP too, and ends it. Undefined: there is no file, or nothing can change. */
+/** A closed terminal also sends SIGHUP, which ends the process. Undefined: no file, or nothing can change. */
 export function hearReloads(
   config: Config,
   ferry: Served,
@@ -365,10 +352,7 @@ export function hearReloads(
   return reloader;
 }
 
-/**
- * SIGHUP from the first moment on: one that comes during the start, which may take minutes, would end the process. It counts
- * when somebody listens.
- */
+/** Catches SIGHUP from the first moment: during the start it would end the process. Held until a listener is set. */
 export function holdHangups(
   parts: Pick<ServeParts, "onHangup" | "terminalGone" | "signals">,
 ): (listener: () => void) => void {
@@ -384,7 +368,7 @@ export function holdHangups(
   };
 }
 
-/** Opening it fails once the window, or the connection, is gone. */
+/** Opening /dev/tty fails once the window or connection is gone. */
 function hasTerminal(): boolean {
   try {
     closeSync(openSync("/dev/tty", "r"));
@@ -396,11 +380,10 @@ function hasTerminal(): boolean {
 
 interface Stopping {
   readonly first: Promise<StopSignal>;
-  /** Takes a signal as if the process had got it. */
   hear(signal: StopSignal): void;
 }
 
-/** Waits for the first signal; from then on the next one, of either kind, ends the process. */
+/** Waits for the first signal; the next one, of either kind, then ends the process. */
 function nextSignal(signals: Signals): Stopping {
   const { promise, resolve } = Promise.withResolvers<StopSignal>();
   let seen = false;
@@ -421,7 +404,7 @@ function nextSignal(signals: Signals): Stopping {
   return { first: promise, hear };
 }
 
-/** Only where there is a screen: elsewhere the opener may start a browser for terminals. */
+/** Only with a display: elsewhere the opener may start a text browser. */
 function openPage(url: string, env: NodeJS.ProcessEnv): void {
   const screen = env["DISPLAY"] ?? env["WAYLAND_DISPLAY"] ?? "";
   const opener = process.platform === "darwin" ? "open" : screen === "" ? "" : "xdg-open";
@@ -431,7 +414,6 @@ function openPage(url: string, env: NodeJS.ProcessEnv): void {
   child.on("error", () => {});
 }
 
-/** Waits for `work`, but not longer than `timeoutMs`. */
 async function within(timeoutMs: number, work: Promise<void>, clock: Clock): Promise<void> {
   const { promise, resolve } = Promise.withResolvers<void>();
   const alarm = clock.at(clock.now() + timeoutMs, resolve);

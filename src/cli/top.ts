@@ -1,8 +1,7 @@
 /**
- * `ferry top`: the dashboard in a terminal, from the same stream.
- *
- * On a terminal it draws until q; elsewhere and with --once it prints one picture, with --json one object per frame. A
- * listener unreachable at the start is a failure; one that goes away later is waited for, and shown as gone.
+ * `ferry top`: the dashboard in a terminal, from the same stream. On a terminal it draws until q; elsewhere and with
+ * --once it prints one picture, with --json one object per frame. A listener unreachable at the start is a failure; one
+ * that goes away later is waited for, and shown as gone.
  */
 import { type Clock, SystemClock } from "../app/clock.ts";
 import { didYouMean } from "../app/config/spelling.ts";
@@ -68,7 +67,6 @@ const MAX_RETRY_MS = 5000;
 /** Size of a picture written to a file or a pipe. */
 const PLAIN_SIZE = { columns: 120, rows: 200 };
 
-/** One picture, or one object per frame. */
 async function print(
   { client, clock, model, once, json }: Watch & { once: boolean; json: boolean },
   console: Console,
@@ -211,10 +209,7 @@ function notFerry(): Failure {
   return new Failure("top: what the stream says cannot be read; is this Ferry of another version?");
 }
 
-/**
- * State of `ferry top`: the last hello, and the changes since. It comes from another process, perhaps another version,
- * so its shape is validated.
- */
+/** State of `ferry top`. It comes from another process, perhaps another version, so its shape is validated. */
 
 /** Time span of a worker's line. */
 const SHOWN_MS = 6000;
@@ -232,7 +227,6 @@ export class TopView {
   /** Filter: index in `Hello.reasons`; -1 for all. */
   reason = -1;
   paused = false;
-  /** Key presses are possible. */
   interactive = false;
   /** By model, then batch id. */
   #batches: Map<string, BatchRow>[] = [];
@@ -345,11 +339,10 @@ function isObject(value: unknown): value is Record<string, unknown> {
 }
 
 /**
- * Renders `ferry top` as lines of text for a terminal of any size. Pure.
- *
- * From the top: target, verdict, numbers, queues by tier, a line per worker, recent notes. A worker's line runs left to
- * right and ends now; each letter is the dispatch reason of the batch that ran then: F full, W wait, I idle, D
- * deadline; · is idle. What does not fit is cut, the least important first; every number is readable without colour.
+ * Renders `ferry top` as lines of text for a terminal of any size. Pure. From the top: target, verdict, numbers, queues
+ * by tier, a line per worker, recent notes. A worker's line runs left to right and ends now; each letter is the
+ * dispatch reason of the batch that ran then: F full, W wait, I idle, D deadline; · is idle. What does not fit is cut,
+ * the least important first; every number is readable without colour.
  */
 
 interface Size {
@@ -365,9 +358,7 @@ const FREE = "·";
 /** A batch filtered out by `reason`. */
 const OTHER = "-";
 const BARS = "▏▎▍▌▋▊▉█";
-/** Minimum width of a worker's line. */
 const LEAST_STRIP = 10;
-/** Milliseconds per letter. */
 const LETTER_MS = 50;
 const NAME_WIDTH = 24;
 const NOTES_ROWS = 5;
@@ -635,7 +626,6 @@ function time(ms: number): string {
 export interface TopInput {
   key(key: string): void;
   resized(): void;
-  /** A signal asks to exit. */
   ended(signal: NodeJS.Signals): void;
 }
 

@@ -117,7 +117,6 @@ function rowsOf(body: JsonObject, what: string): readonly JsonObject[] {
   return (Array.isArray(given) ? given : []) as readonly JsonObject[];
 }
 
-/** Why it is down or away. */
 function whyOf(row: JsonObject): string {
   if (row["state"] !== "removed") return textOf((row["down"] as JsonObject | undefined)?.["why"]);
   const where = textOf(row["address"]);

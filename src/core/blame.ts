@@ -1,77 +1,65 @@
 /**
- * Who is to blame when a call fails: the worker, or the inputs that it was given. Pure; times are milliseconds.
+ * Decides whether a failed call is the worker's fault or an input's. Pure; times are milliseconds.
  *
- * A worker that answers 500 may be broken, or may have met an input that it cannot take. What else happened tells:
- *
- *   guilty      an input that failed alone, and failed alone again at a worker that answered others in between, or at another
- *               one while any did. Nothing of it counts against a worker. It is tried as often as any other: a worker may
- *               fail now and then by itself.
- *   suspected   a tenant: its last `failures` calls failed, with no other tenant's input in them, and none of its inputs was
- *               answered since, while others' were. The first failure of its next input, alone, makes that guilty and is its
- *               last: a tenant that sends only inputs that fail costs one call for each.
- *   barred      an input that ended its worker, alone there, at its last attempt; and whatever a suspected tenant sends
- *               after one that ended a worker. Refused untried for `barMs`: restarting a worker costs more than a call.
- *   confirmed   a worker's failure: all that failed there in one call was answered elsewhere, and it answered no call since.
- *               It counts, whatever was thought of it at first.
+ *   guilty      an input that failed alone twice: again at a worker that answered other inputs in between, or at a
+ *               second worker while any worker answered. It never counts against a worker and keeps its normal retries.
+ *   suspected   a tenant whose last `failures` calls failed, with no other tenant's input in them and none of its
+ *               inputs answered since, while others' were. Its next input that fails alone is guilty at once, without a
+ *               retry.
+ *   barred      an input that killed its worker, alone there, at its last attempt, and every input of a suspected
+ *               tenant after one that did. Rejected for `barMs`: restarting a worker costs more than a call.
+ *   confirmed   a worker's failure: all inputs of the call were answered elsewhere and it answered no call since. It
+ *               counts, whatever the first finding was.
  *
  * Whether a failure counts against its worker:
  *
- *   no      the input is guilty; or one was found guilty within the window, and this worker answered within it. Where the
- *           worker ended with it: doubt
- *   doubt   an input was found guilty within the window, and this worker answered no call in it, so that others have to
- *           confirm; or it answered within `ejectMs`; or the call holds an input of a tenant of which nothing was answered
- *           since the worker's failures in a row began, while others' were within the window. It is tried further, with short pauses
- *   yes     otherwise: as with any worker that was never seen to answer
+ *   no      the input is guilty, or one was found guilty within the window and this worker answered within it. `doubt`
+ *           where the worker died.
+ *   doubt   an input was found guilty within the window and this worker answered nothing in it; or it answered within
+ *           `ejectMs`; or the call holds an input of a tenant that got no answer since the worker's failures in a row
+ *           began, while others did within the window. Retried after short pauses.
+ *   yes     otherwise, e.g. a worker that never answered
  *
- * Inputs are counted, not attempts: where every input of a failed call had failed at this worker before, and it answered
- * no call in between, the call is `repeated` and adds nothing to the failures in a row. However often one client sends one
- * input, it cannot eject a worker with it; a worker that fails with everything is ejected by its third distinct input.
+ * Distinct inputs are counted, not attempts: a call whose inputs all failed at this worker before, with no answer in
+ * between, is `repeated` and adds nothing. So one client cannot eject a worker by resending one input; a worker that
+ * fails everything is ejected by its third distinct input.
  *
- * "Not found" of what a client named is believed, and does not count against the worker, unless a call with the
- * same parameters was answered within the window: then it is a failure like any other.
+ * "Not found" does not count against the worker unless a call with the same parameters was answered within the window.
  *
- * The window is TRUST times `ejectMs`. A worker that breaks down entirely is found out after `ejectMs` where two tenants meet
- * it, sooner where a second worker answers what it did not, and at the latest when the window is over, if no input is guilty.
- * Without credentials all tenants are one, and an answer vouches for `ejectMs` alone.
- *
- * Everything is remembered for the window (what ended workers: for `barMs`) and bounded; while nothing fails, nothing is
- * remembered, and an answer costs one comparison.
+ * The window is TRUST · `ejectMs`. A broken worker is detected after `ejectMs` if two tenants use it, sooner if a
+ * second worker answers its inputs, and at the latest when the window ends, if no input is guilty. Without credentials
+ * all tenants are one, and an answer vouches for `ejectMs` only. State is bounded and kept for the window (barred
+ * inputs: for `barMs`); while nothing fails nothing is kept, and an answer costs one comparison.
  */
 import assert from "node:assert/strict";
 
-/** For so many times `ejectMs` an answer tells something of a failure. */
+/** Window in units of `ejectMs`: how long an answer is evidence about a failure. */
 export const TRUST = 10;
 const BAR_MS = 10_000;
 const MAX_INPUTS = 4096;
-/** Inputs remembered of one worker's failures in a row; more than the largest batch has. */
-const MAX_ROW = 4096;
+const MAX_ROW = 4096; // inputs kept per worker for its failures in a row; larger than any batch
 const MAX_TENANTS = 1024;
 const MAX_BARRED = 1024;
 const MAX_FOUND = 256;
 const MAX_FOUND_CHARS = 4096;
 
 export interface BlameLimits {
-  /** Failures in a row that eject a worker, and that make a tenant suspected. */
+  /** Failures in a row that eject a worker or make a tenant suspected. */
   readonly failures: number;
   readonly ejectMs: number;
-  /** How long an input that ended workers is refused untried. Default: BAR_MS. */
+  /** How long to reject an input that killed a worker. Default: BAR_MS. */
   readonly barMs?: number | undefined;
 }
 
-/** An input in a call. */
 export interface Suspect {
-  /** The same for the same input, however many tasks it is sent as. */
+  /** Equal for equal inputs, across tasks. */
   readonly key: string;
   readonly tenant: string;
 }
 
-/** What one worker did recently. */
 export class Standing {
-  /** When it last answered a call. */
   answeredAt = -Infinity;
-  /** When its first failure since then was; Infinity while there is none. */
-  rowSince = Infinity;
-  /** The inputs of those failures. */
+  rowSince = Infinity; // first failure since `answeredAt`; Infinity if none
   readonly #row = new Map<string, true>();
   #tenant = "";
   #otherAt = -Infinity;
@@ -87,7 +75,7 @@ export class Standing {
     this.#row.clear();
   }
 
-  /** A call failed; true where every input of it had failed here before, in the same row of failures. */
+  /** Records a failed call; true if every input had failed here before in the same row of failures. */
   failed(suspects: readonly Suspect[], now: number): boolean {
     this.rowSince = Math.min(this.rowSince, now);
     const fresh = suspects.filter(({ key }) => !this.#row.has(key));
@@ -95,44 +83,39 @@ export class Standing {
     return fresh.length === 0;
   }
 
-  /** When it last answered another tenant. */
   answeredOtherAt(tenant: string): number {
     return tenant === this.#tenant ? this.#otherAt : this.answeredAt;
   }
 }
 
-/** A call that failed. */
 export interface FailedCall<W> {
   readonly suspects: readonly Suspect[];
   readonly worker: W;
   readonly standing: Standing;
-  /** Of all workers of the model. */
+  /** All workers of the model. */
   readonly fleet: readonly Standing[];
-  /** Nothing else can have been the cause. */
+  /** No other input or batch can have been the cause. */
   readonly alone: boolean;
-  /** Its worker ended with it. */
   readonly died: boolean;
 }
 
 export interface Finding {
-  /** The input was alone, is the cause, and is not worth a further try. */
+  /** The input was alone, is the cause, and must not be retried. */
   readonly over: boolean;
   readonly counts: "yes" | "no" | "doubt";
-  /** Every input of the call had failed at this worker before, and it has answered no call since. */
+  /** Every input had failed at this worker before, with no answer since. */
   readonly repeated: boolean;
 }
 
-/** The last failure of an input. */
 interface LastFailure<W> {
   readonly worker: W;
   readonly standing: Standing;
   readonly at: number;
   readonly alone: boolean;
-  /** How many of its call were not answered elsewhere since; Infinity where it counted against the worker. */
+  /** Inputs of the call not yet answered elsewhere; Infinity if the failure counted against the worker already. */
   left: number;
 }
 
-/** Calls of one tenant that failed, since it was last answered. */
 interface Streak {
   failures: number;
   readonly since: number;
@@ -140,18 +123,15 @@ interface Streak {
   barredUntil: number;
 }
 
-/** What is known of the inputs of one model and of the tenants that send them. */
+/** Failure history of one model's inputs and tenants. */
 export class Blame<W> {
   readonly #limits: () => BlameLimits;
   readonly #inputs = new Map<string, LastFailure<W>>();
-  /** Until when. */
-  readonly #barred = new Map<string, number>();
+  readonly #barred = new Map<string, number>(); // key to expiry time
   readonly #streaks = new Map<string, Streak>();
-  /** Parameters of calls that were answered, and when. */
-  readonly #found = new Map<string, number>();
+  readonly #found = new Map<string, number>(); // parameters of answered calls, with the time
   #guiltyAt = -Infinity;
-  /** When the last of what is remembered is of no use any more; -Infinity while nothing is. */
-  #until = -Infinity;
+  #until = -Infinity; // when the newest record expires; -Infinity while there is none
 
   constructor(limits: () => BlameLimits) {
     this.#limits = limits;
@@ -161,7 +141,7 @@ export class Blame<W> {
     return TRUST * this.#limits().ejectMs;
   }
 
-  /** Nothing failed recently: no other question need be asked. */
+  /** No recent failures: callers may skip every other check. */
   get idle(): boolean {
     return this.#until === -Infinity;
   }
@@ -176,7 +156,7 @@ export class Blame<W> {
     return false;
   }
 
-  /** A worker answered these: returns the workers at which they had failed, each as often as that did not count yet. */
+  /** Records an answer; returns the workers at which these inputs had failed, once per failure not counted yet. */
   answered(suspects: readonly Suspect[], worker: W, now: number): W[] {
     const confirmed: W[] = [];
     for (const { key, tenant } of suspects) {
@@ -199,7 +179,7 @@ export class Blame<W> {
     const over = alone && streak !== undefined && this.#isSuspected(streak, tenant, fleet, now);
     const guilty = over || (alone && this.#failsAgain(call, now));
     const found = guilty ? "no" : this.#counts(call, now);
-    // A worker that just ended may need a moment, whatever ended it.
+    // A worker that just died may need time to restart, whatever the cause.
     const counts = died && found === "no" ? "doubt" : found;
     if (guilty) this.#guiltyAt = now;
     const left = counts === "yes" && !repeated ? Infinity : suspects.length;
@@ -210,7 +190,7 @@ export class Blame<W> {
     return { over, counts, repeated };
   }
 
-  /** A call with these parameters was answered: what they name exists. */
+  /** A call with these parameters was answered, so what they name exists. */
   found(parameters: string, now: number): void {
     if (parameters === "" || parameters.length > MAX_FOUND_CHARS) return;
     remember(this.#found, parameters, now, MAX_FOUND);
@@ -220,7 +200,7 @@ export class Blame<W> {
     return this.#recent(this.#found.get(parameters) ?? -Infinity, now);
   }
 
-  /** It ended its worker, alone, and is given up. */
+  /** The input killed its worker, alone, at its last attempt. */
   bar({ key }: Suspect, now: number): void {
     remember(this.#barred, key, this.#barredUntil(now), MAX_BARRED);
   }
@@ -231,13 +211,13 @@ export class Blame<W> {
     return until;
   }
 
-  /** Whether an input of this tenant should not be sent with others'. */
+  /** Whether to send this tenant's inputs apart from others'. */
   suspected({ tenant }: Suspect, fleet: readonly Standing[], now: number): boolean {
     const streak = this.#streaks.get(tenant);
     return streak !== undefined && this.#isSuspected(streak, tenant, fleet, now);
   }
 
-  /** Whether it is refused untried: it ended workers, or its tenant's last ones all did. */
+  /** Whether to reject it without a call: it killed workers, or its tenant's last inputs all did. */
   barred({ key, tenant }: Suspect, now: number): boolean {
     const until = Math.max(
       this.#barred.get(key) ?? -Infinity,
@@ -287,14 +267,13 @@ export class Blame<W> {
   }
 }
 
-/** When any of them last answered another tenant. */
 function othersAnsweredAt(fleet: readonly Standing[], tenant: string): number {
   let latest = -Infinity;
   for (const standing of fleet) latest = Math.max(latest, standing.answeredOtherAt(tenant));
   return latest;
 }
 
-/** Adds an entry as the newest; the oldest makes room. */
+/** Inserts as the newest; evicts the oldest beyond `most`. */
 function remember<V>(map: Map<string, V>, key: string, value: V, most: number): void {
   map.delete(key);
   if (map.size >= most) map.delete(map.keys().next().value!);

@@ -1,9 +1,6 @@
 /**
- * The table of errors: one row per code that a client can see.
- *
- * `retryable` says whether the same request may succeed later without a change by its sender; such
- * failures are never kept under an Idempotency-Key. `docs/errors.md` lists the same rows, and
- * `test/repository/tidy.test.ts` checks both ways.
+ * The error codes that a client can see. `retryable`: the same request may succeed later unchanged; such failures are
+ * never stored under an Idempotency-Key. `test/repository/tidy.test.ts` compares this table with `docs/errors.md`.
  */
 export const errors = {
   INVALID_REQUEST: { status: 400, retryable: false },
@@ -28,7 +25,6 @@ export const errors = {
 
 export type ErrorCode = keyof typeof errors;
 
-/** A limit per minute, for the RateLimit headers. */
 export interface Quota {
   readonly limit: number;
   readonly left: number;
@@ -36,17 +32,15 @@ export interface Quota {
 }
 
 /**
- * An expected failure on its way to one client. Thrown inside the gateway only; between rooms
- * failures travel as values (`Outcome`, `Reply`).
+ * An expected failure for one client. Thrown inside the gateway only; elsewhere failures are values (`Outcome`,
+ * `Reply`).
  */
 export class Refusal extends Error {
   readonly code: ErrorCode;
   readonly status: number;
   readonly retryAfterMs: number | undefined;
-  /** In whole seconds, where that is not just `retryAfterMs` rounded up. */
-  readonly retryAfterSeconds: number | undefined;
-  /** The quota that is used up, where that is the reason. */
-  readonly quota: Quota | undefined;
+  readonly retryAfterSeconds: number | undefined; // set where it is not `retryAfterMs` rounded up
+  readonly quota: Quota | undefined; // the exhausted quota, if that is the reason
 
   constructor(
     code: ErrorCode,

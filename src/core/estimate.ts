@@ -1,17 +1,15 @@
 /**
- * What Ferry learns from traffic: how long a batch takes, and how fast tasks arrive.
+ * Estimates learned from traffic: batch service time and arrival rate.
  *
- * Service time is modelled as  S(n) = a + b·n  ms for a batch of n, fitted by exponentially weighted
- * least squares over settled batches (weight 0.05; the first samples weigh 1/count so that the model is
- * useful at once). Two clamps keep noise from doing harm: a sample counts as at most four times what was
- * expected, and the slope stays between 0 and mean/n, so that the intercept is never negative and a
- * narrow range of sizes cannot tilt the line. `deviation` is the weighted mean of |sample − S(n)|.
+ * S(n) = a + b·n  ms for a batch of n, by exponentially weighted least squares over settled batches (weight 0.05; the
+ * first samples weigh 1/count). A sample is clipped to four times the expectation, and 0 ≤ b ≤ mean/n, so that the
+ * intercept is never negative and a narrow range of sizes cannot tilt the line. `deviation` is the weighted mean of
+ * |sample − S(n)|.
  */
 
 const WEIGHT = 0.05;
 const FIRST_GUESS_MS = 50;
-/** Below this many samples the slope is taken as 0 and nothing is clipped. */
-const ENOUGH_SAMPLES = 8;
+const ENOUGH_SAMPLES = 8; // below this many samples b = 0 and nothing is clipped
 const CLIP = 4;
 
 export class ServiceEstimate {
@@ -22,7 +20,7 @@ export class ServiceEstimate {
   #sizeVariance = 0;
   #covariance = 0;
 
-  /** Enough batches were seen to act on how late one is. */
+  /** Enough batches were seen to judge how late one is. */
   get settled(): boolean {
     return this.samples >= ENOUGH_SAMPLES;
   }
@@ -41,7 +39,7 @@ export class ServiceEstimate {
     this.#covariance = (1 - weight) * (this.#covariance + weight * sizeStep * msStep);
   }
 
-  /** b: what one more task costs. */
+  /** b: the cost of one more task. */
   get perTaskMs(): number {
     const spread = this.#sizeVariance > 0.01 * this.#meanSize * this.#meanSize;
     if (!spread || !this.settled) return 0;
@@ -49,43 +47,40 @@ export class ServiceEstimate {
     return Math.min(slope, this.#meanMs / this.#meanSize);
   }
 
-  /** a: what a batch costs before its first task. */
+  /** a: the fixed cost of a batch. */
   get baseMs(): number {
     return this.#meanMs - this.perTaskMs * this.#meanSize;
   }
 
-  /** S(n). */
   msFor(size: number): number {
     return Math.max(0.1, this.#meanMs + this.perTaskMs * (size - this.#meanSize));
   }
 }
 
 const SURPRISE_WEIGHT = 0.02;
-/** One batch that hung for a minute says nothing of the next hundred. */
-const MOST_SURPRISING = 20;
+const MOST_SURPRISING = 20; // clip: one batch that hung for a minute must not dominate the next hundred
 
 /**
- * How far batches are from what was expected of their workers. Where now and then one takes ten times as long (a compilation, a
- * long answer), S(n) clips most of that, or it is held against the worker for a while; and the mean of 1/x lies above 1/mean of
- * x, so a sum of workers' paces promises too much.
+ * Actual over expected batch time. Rare batches that take ten times as long (a compilation, a long answer) are clipped
+ * in S(n), and the mean of 1/x exceeds 1/mean of x, so summing the workers' paces overstates capacity.
  */
 export class SurpriseEstimate {
   #mean = 1;
   #share = 0;
 
-  /** A batch took so many times of what was expected. */
+  /** `times`: actual over expected. */
   learn(times: number): void {
     const surprise = Math.min(times, MOST_SURPRISING);
     this.#mean += SURPRISE_WEIGHT * (surprise - this.#mean);
     this.#share += SURPRISE_WEIGHT * (Math.abs(surprise - 1) - this.#share);
   }
 
-  /** The mean of that, never below 1. */
+  /** Mean of `times`, at least 1. */
   get factor(): number {
     return Math.max(1, this.#mean);
   }
 
-  /** The mean deviation from 1, less a tenth: what is expected of a worker scatters by itself. */
+  /** Mean deviation from 1, minus 0.1 for the normal scatter of expectations. */
   get share(): number {
     return 0.9 * this.#share;
   }
@@ -114,7 +109,7 @@ export class RateEstimate {
   }
 }
 
-/** The same where a surge must not be missed. */
+/** The same, but quick to see a surge. */
 export class SurgeEstimate {
   readonly #steady = new RateEstimate();
   readonly #quick = new RateEstimate(SURGE_WINDOW_MS);

@@ -1,6 +1,6 @@
 /**
- * First in, first out, in constant time. (Finding the first key of a Map walks over every key that was deleted before it: at
- * 100,000 keys that costs more than the rest of a request.)
+ * FIFO in constant time. (The first key of a Map costs a walk over all keys deleted before it: at 100,000 keys more
+ * than the rest of a request.)
  */
 export class Fifo<Value> {
   #values: (Value | undefined)[] = [];
@@ -14,7 +14,6 @@ export class Fifo<Value> {
     return this.#values[this.#head];
   }
 
-  /** The value that so many stand before. */
   at(place: number): Value | undefined {
     return this.#values[this.#head + place];
   }

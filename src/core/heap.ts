@@ -1,12 +1,12 @@
 /**
- * What falls due, soonest first; anything can be taken out or moved at any time, because each value carries its own place.
- * Equal instants come out in no promised order.
+ * Binary heap by due time with O(log n) removal and move: each value carries its index. Equal times have no promised
+ * order.
  */
 
 export interface Due {
-  /** When it falls due. Written by the heap it stands in. */
+  /** Written by the heap. */
   dueAt: number;
-  /** Where it stands in its heap; -1 when it is in none. Written by the heap it stands in. */
+  /** Index in the heap, -1 if in none. Written by the heap. */
   place: number;
 }
 
@@ -21,12 +21,12 @@ export class Heap<Value extends Due> {
     return this.#values[0];
   }
 
-  /** When the first falls due; Infinity when there is none. */
+  /** Infinity when empty. */
   get firstAt(): number {
     return this.#values[0]?.dueAt ?? Infinity;
   }
 
-  /** All of them, soonest first; the first k cost O(k log k). The heap must not change meanwhile. */
+  /** Soonest first; the first k cost O(k log k). The heap must not change meanwhile. */
   *inOrder(): Generator<Value, void> {
     const open = new Heap<{ dueAt: number; place: number; readonly at: number }>();
     const look = (at: number): void => {
@@ -42,7 +42,7 @@ export class Heap<Value extends Due> {
     }
   }
 
-  /** Puts `value` in, or moves it. */
+  /** Inserts or moves. */
   set(value: Value, dueAt: number): void {
     const sooner = value.place < 0 || dueAt < value.dueAt;
     value.dueAt = dueAt;
@@ -50,7 +50,6 @@ export class Heap<Value extends Due> {
     else this.#sink(value, value.place);
   }
 
-  /** Takes `value` out, if it is in. */
   remove(value: Value): void {
     const { place } = value;
     if (place < 0) return;

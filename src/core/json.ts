@@ -1,25 +1,23 @@
 /**
- * Reading a JSON text once, without turning it into values, so that inputs and outputs travel on as the very characters that they
- * came in: a 64-bit integer or a float leaves as it came.
+ * Scans a JSON text once without building values, so that inputs and outputs keep their exact characters: a 64-bit
+ * integer or a float leaves as it came.
  *
- * `scan` is for requests: it notes where each top-level field's value is, and finds what `JSON.parse` would let through: nesting
- * that is too deep, objects with so many keys that they would hold up everything else (100,000 take 100 ms), `__proto__` keys,
- * duplicate keys (readers disagree about which one counts), numbers beyond the range of a double, and halves of surrogate
- * pairs. `outputFlaw` looks for the same in an output, as far as it can harm a caller. Neither checks the grammar; callers run
- * `JSON.parse` for that, after the scan: that is safe on any text, and the parser need not see 10,000 nested arrays.
+ * `scan` is for requests: it records where each top-level field's value is and finds what `JSON.parse` lets through:
+ * deep nesting, objects with so many keys that they block the process (100,000 take 100 ms), `__proto__` keys,
+ * duplicate keys (readers disagree about which one counts), numbers beyond a double and lone surrogates. `outputFlaw`
+ * checks an output for those that can harm a caller. Neither checks the grammar: callers run `JSON.parse` after the
+ * scan, which is safe on any text, so that the parser never sees 10,000 nested arrays.
  *
- * `canonical` rewrites a checked text so that equal values are equal texts: keys in order, no white space, one way to write each
- * string. Numbers keep their text: 1 and 1.0 are different inputs.
+ * `canonical` rewrites a checked text so that equal values are equal texts: sorted keys, no white space, one escape
+ * form. Numbers keep their text: 1 and 1.0 are different inputs.
  *
- * Strings, and arrays that hold neither strings nor containers (an embedding), are crossed with `indexOf`, which is ten
- * times faster than looking at each character.
+ * Strings and flat arrays (an embedding) are crossed with `indexOf`, ten times faster than character by character.
  */
 
 export const MAX_DEPTH = 64;
-/** Of one object. */
+/** Per object. */
 export const MAX_KEYS = 10_000;
-/** The largest double has 309 digits, so a shorter number without an exponent is in range. */
-const SAFE_DIGITS = 308;
+const SAFE_DIGITS = 308; // the largest double has 309 digits, so a shorter number without an exponent is in range
 
 export const [OPEN_BRACE, CLOSE_BRACE, OPEN_BRACKET, CLOSE_BRACKET] = [0x7b, 0x7d, 0x5b, 0x5d];
 export const [QUOTE, COMMA] = [0x22, 0x2c];
@@ -27,11 +25,11 @@ const [COLON, BACKSLASH, SPACE, SMALL_U] = [0x3a, 0x5c, 0x20, 0x75];
 const [PLUS, MINUS, DOT, ZERO, NINE, UPPER_E, LOWER_E] = [0x2b, 0x2d, 0x2e, 0x30, 0x39, 0x45, 0x65];
 
 export interface Scan {
-  /** Source range of each field of the outermost object; undefined when it is not an object. */
+  /** Source range of each top-level field; undefined if the text is not an object. */
   readonly fields: Map<string, readonly [start: number, end: number]> | undefined;
-  /** What a parser would let through and Ferry does not; undefined when there is nothing. */
+  /** What a parser accepts and Ferry does not; undefined if nothing. */
   readonly problem: string | undefined;
-  /** Stopped early: the text must not be parsed. */
+  /** The scan stopped early: the text must not be parsed. */
   readonly tooMuch: boolean;
 }
 
@@ -59,13 +57,13 @@ function requestProblem(flaw: Flaw, key: string): string {
   }
 }
 
-/** What no caller may get in an output, to be put after "output 3"; undefined: nothing. */
+/** A flaw no caller may receive, as a continuation of "output 3"; undefined if none. */
 export function outputFlaw(text: string): string | undefined {
-  // A string has none of these.
+  // A string has none of these flaws.
   if (text.charCodeAt(0) === QUOTE) return undefined;
   const { flaw } = new Scanner(text).check(false);
   if (flaw === "deep") return `is nested deeper than ${MAX_DEPTH}`;
-  // A function's `{1: …, "1": …}` becomes that.
+  // A Python function's `{1: …, "1": …}` becomes that.
   if (flaw === "twice") return "has a key twice";
   return flaw && "holds a number beyond the range of a double";
 }
@@ -74,13 +72,11 @@ type Flaw = "deep" | "keys" | "proto" | "twice" | "number" | "surrogate";
 
 interface Checked {
   readonly fields: Map<string, readonly [start: number, end: number]> | undefined;
-  /** The first that was met; one that ended the check goes before the others. */
-  readonly flaw: Flaw | undefined;
-  /** The one that is there twice. */
-  readonly key: string;
+  readonly flaw: Flaw | undefined; // the first found, except that one that ended the check takes precedence
+  readonly key: string; // the duplicate key
 }
 
-/** Where a mark next is; remembered, so that all calls together read the text once. */
+/** Next position of a mark, cached so that all calls together read the text once. */
 class Finder {
   readonly #text: string;
   readonly #mark: string;
@@ -91,7 +87,7 @@ class Finder {
     this.#mark = mark;
   }
 
-  /** The first place of the mark at or after `at`, which never goes back; Infinity when there is none. */
+  /** First position at or after `at`; Infinity if none. `at` never decreases. */
   from(at: number): number {
     if (this.#next < at) {
       const found = this.#text.indexOf(this.#mark, at);
@@ -101,7 +97,7 @@ class Finder {
   }
 }
 
-/** Goes over a text once: as a whole (`check`), or value by value (`json-split.ts`). */
+/** One pass over a text: as a whole (`check`) or value by value (`json-split.ts`). */
 export class Scanner {
   readonly #text: string;
   readonly #quotes: Finder;
@@ -111,8 +107,7 @@ export class Scanner {
   readonly #backslashes: Finder;
   readonly #exponents: readonly Finder[];
   #at = 0;
-  /** False once a number was met that reads as Infinity. */
-  finite = true;
+  finite = true; // false once a number that reads as Infinity was met
 
   constructor(text: string) {
     this.#text = text;
@@ -124,12 +119,11 @@ export class Scanner {
     this.#exponents = [new Finder(text, "e"), new Finder(text, "E")];
   }
 
-  /** Goes over the whole text. Only of a request are the fields noted, and the keys counted. */
+  /** Scans the whole text; records fields and counts keys only for a request. */
   check(request: boolean): Checked {
     const text = this.#text;
     const fields = new Map<string, readonly [number, number]>();
-    /** The keys so far of each open object; undefined for an array. */
-    const open: (Set<string> | undefined)[] = [];
+    const open: (Set<string> | undefined)[] = []; // keys so far of each open object; undefined for an array
     let keys: Set<string> | undefined;
     let expectKey = false;
     let field: string | undefined;
@@ -191,7 +185,7 @@ export class Scanner {
     return { fields: outer ? fields : undefined, flaw, key: twice };
   }
 
-  /** Steps into the container that `open` opens; false, without a step, where something else is. */
+  /** Steps into the container that `open` opens; false, without a step, if it is something else. */
   enter(open: number): boolean {
     this.#space();
     if (this.#text.charCodeAt(this.#at) !== open) return false;
@@ -199,7 +193,7 @@ export class Scanner {
     return true;
   }
 
-  /** Stops before the next member and says true, or steps out of the container and says false. */
+  /** True: stopped before the next member. False: stepped out of the container. */
   more(close: number): boolean {
     this.#space();
     const code = this.#text.charCodeAt(this.#at);
@@ -213,7 +207,6 @@ export class Scanner {
     return false;
   }
 
-  /** Reads a key and the colon after it. */
   key(): string {
     const start = this.#at;
     this.#at = stringEnd(this.#text, start);
@@ -224,21 +217,18 @@ export class Scanner {
     return keyOf(source);
   }
 
-  /** The text of the array that is next, if it holds only numbers and literals. */
   flatArray(): string | undefined {
     this.#space();
     const flat = this.#text.charCodeAt(this.#at) === OPEN_BRACKET && this.#isFlat(this.#at + 1);
     return flat ? this.value() : undefined;
   }
 
-  /** The text of one value. */
   value(): string {
     const start = this.#at;
     this.skip();
     return this.#text.slice(start, this.#at);
   }
 
-  /** Moves past one value. */
   skip(): void {
     const text = this.#text;
     let at = this.#at;
@@ -249,7 +239,7 @@ export class Scanner {
       else if ((code >= ZERO && code <= NINE) || code === MINUS) at = this.#number(at);
       else if (code === OPEN_BRACKET && this.#isFlat(at + 1)) at = this.#flatArray(at + 1);
       else if (code > NINE && code !== OPEN_BRACKET && code !== CLOSE_BRACKET && code < OPEN_BRACE) {
-        // true, false or null; the colon is the one mark above the digits, and it is crossed the same way.
+        // true, false or null; the colon is the one mark above the digits and is crossed the same way.
         at++;
         while (isLetter(text.charCodeAt(at))) at++;
       } else {
@@ -271,7 +261,6 @@ export class Scanner {
     );
   }
 
-  /** Checks the numbers of a flat array and returns where it ends. */
   #flatArray(start: number): number {
     const text = this.#text;
     const end = this.#ends.from(start);
@@ -281,21 +270,20 @@ export class Scanner {
         if (text.charCodeAt(at + 1) !== MINUS && inNumber(text.charCodeAt(at - 1))) this.#numberAround(at);
       }
     }
-    // A number that is too long for a double cannot hide between two looks.
+    // A number too long for a double cannot fit between two probes.
     for (let at = start + SAFE_DIGITS; at < end; at += SAFE_DIGITS) {
       if (inNumber(text.charCodeAt(at))) at = this.#numberAround(at);
     }
     return end + 1;
   }
 
-  /** Checks the number that `at` lies in and returns where it ends. */
   #numberAround(at: number): number {
     let start = at;
     while (inNumber(this.#text.charCodeAt(start - 1))) start--;
     return this.#number(start);
   }
 
-  /** Checks the number that starts here and returns where it ends. */
+  /** Checks the number that starts here; returns its end. */
   #number(start: number): number {
     const text = this.#text;
     let at = start + 1;
@@ -310,7 +298,6 @@ export class Scanner {
     return at;
   }
 
-  /** Whether the string from `start` to `end` holds an escaped half of a surrogate pair. */
   #hasHalfPair(start: number, end: number): boolean {
     const text = this.#text;
     let at = this.#backslashes.from(start);
@@ -337,7 +324,7 @@ export function canonical(text: string): string {
   return plain ? text : rewritten(new Scanner(text));
 }
 
-/** Of a text that `scan` and `JSON.parse` have passed, so no error can occur. */
+/** Only for a text that passed `scan` and `JSON.parse`: it cannot fail. */
 function rewritten(scanner: Scanner): string {
   const flat = scanner.flatArray();
   if (flat !== undefined) return flat.replaceAll(/\s+/g, "");
@@ -356,7 +343,7 @@ function rewritten(scanner: Scanner): string {
   return token.includes("\\") ? JSON.stringify(JSON.parse(token)) : token;
 }
 
-/** An escaped letter is still the same key, so "\u006futputs" must not slip by as a second one. */
+/** Unescapes: "\u006futputs" is a duplicate of "outputs". */
 function keyOf(source: string): string {
   if (!source.includes("\\")) return source.slice(1, -1);
   try {
@@ -386,13 +373,13 @@ function trimmed(text: string, start: number, end: number): readonly [number, nu
   return [start, end];
 }
 
-/** Where the string that starts with the quote at `start` ends, closing quote included. */
+/** End of the string whose opening quote is at `start`, closing quote included. */
 function stringEnd(text: string, start: number): number {
   let end = start;
   for (;;) {
     end = text.indexOf('"', end + 1);
     if (end < 0) return text.length;
-    // A quote is part of the string when an odd number of backslashes is before it.
+    // A quote after an odd number of backslashes is part of the string.
     let before = end;
     while (text.charCodeAt(before - 1) === BACKSLASH) before--;
     if ((end - before) % 2 === 0) return end + 1;

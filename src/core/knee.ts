@@ -1,45 +1,40 @@
 /**
- * What batches of each size take, as traffic shows it, and the knee: the size from which larger batches stop to pay.
+ * Batch time by size, and the knee: the size from which larger batches stop paying off.
  *
- * `ServiceEstimate` draws one line through all sizes, which is what the policy needs; this keeps the sizes apart. They fall
- * into steps (1, 2, 3, 4, 6, 8, 12 …: powers of two and the halves between); of each step the mean size and the mean
- * time, both weighted towards the last batches (0.05; the first weigh 1/count). A time counts as at most twice what its step
- * usually takes. The weight of a step halves every five minutes without a batch, and one below three batches is ignored.
+ * `ServiceEstimate` fits one line through all sizes for the policy; this keeps sizes apart, in steps of 1, 2, 3, 4, 6,
+ * 8, 12 … (powers of two and the halves between). Each step has a mean size and a mean time (weight 0.05; the first
+ * weigh 1/count); a time is clipped to twice its step's mean. A step's weight halves every five minutes without a
+ * batch; below three batches it is ignored.
  *
- * Through the steps goes  S(n) = c + b · max(0, n − k):  flat up to k, a line from there. For each k that lies at a step
- * or between two, c and b are those of least squares, b never negative, errors relative to the time and weighted by the
- * steps; the k with the least error is taken. A straight line is k at the smallest size.
+ * Through the steps goes  S(n) = c + b · max(0, n − k).  For each k at a step or between two, c and b ≥ 0 are the least
+ * squares of the error relative to the time, weighted by steps; the k with the least error wins. A straight line is k
+ * at the smallest size.
  *
- * The knee is the smallest n with nine tenths of the best throughput n / S(n) up to the largest size seen, rounded up
- * to a step. It is told only where three steps are known that lie apart by a factor of four, and where it lies below the
- * largest of them: otherwise throughput grows with every size that was seen.
+ * The knee is the smallest n with 90 % of the best throughput n / S(n) up to the largest size seen, rounded up to a
+ * step. It is reported only with three known steps that span a factor of four and if it lies below the largest:
+ * otherwise throughput grew with every size seen.
  */
 
-/** Of the best throughput, what the knee gives. */
+/** Share of the best throughput that the knee must reach. */
 export const WORTH = 0.9;
 const WEIGHT = 0.05;
 const CLIP = 2;
-/** Below so many batches of a step nothing is clipped. */
-const ENOUGH_TO_CLIP = 8;
+const ENOUGH_TO_CLIP = 8; // below this many batches of a step nothing is clipped
 const HALF_LIFE_MS = 300_000;
 const LEAST_EVIDENCE = 3;
 const LEAST_STEPS = 3;
 const LEAST_SPREAD = 4;
-/** `maxBatchSize` is worth a word when it is larger than the knee by this much. */
-const BEYOND = 1.5;
-/** A batch takes the time of one when it takes at most so many times as long. */
-const FLAT = 1.1;
-/** Batches were full, or nearly. */
-const NEARLY_FULL = 0.75;
+const BEYOND = 1.5; // `maxBatchSize` is worth a hint when larger than the knee by this factor
+const FLAT = 1.1; // a batch takes "the time of one" up to this factor
+const NEARLY_FULL = 0.75; // fill from which batches count as full
 
-/** A size, what it takes, and how many batches were seen. */
 export interface CurvePoint {
   readonly size: number;
   readonly ms: number;
   readonly batches: number;
 }
 
-/** A batch of `size` takes `ms`; a worker does so many tasks a second with such batches. */
+/** A batch of `size` takes `ms`, which gives a worker this many tasks per second. */
 export interface Throughput {
   readonly size: number;
   readonly ms: number;
@@ -47,28 +42,25 @@ export interface Throughput {
 }
 
 export interface Knee extends Throughput {
-  /** The same at `maxBatchSize`. */
   readonly full: Throughput;
 }
 
 export interface CurveReading {
-  /** In the order of their sizes. */
+  /** Sorted by size. */
   readonly points: readonly CurvePoint[];
   readonly knee: Knee | undefined;
-  /** What follows for `maxBatchSize`; "" where nothing does. */
+  /** Advice for `maxBatchSize`; "" if none. */
   readonly hint: string;
 }
 
 interface Step {
   size: number;
   ms: number;
-  /** As many as count now, and all that were seen. */
-  weight: number;
-  batches: number;
+  weight: number; // decays with time
+  batches: number; // ever seen
   at: number;
 }
 
-/** Flat up to k, then a line. */
 interface Hinge {
   readonly flatMs: number;
   readonly perTaskMs: number;
@@ -114,13 +106,13 @@ function weightAt({ weight, at }: Step, now: number): number {
   return weight * 0.5 ** ((now - at) / HALF_LIFE_MS);
 }
 
-/** The largest of 1, 2, 3, 4, 6, 8, 12 … that is not above `size`. */
+/** The largest of 1, 2, 3, 4, 6, 8, 12 … not above `size`. */
 export function stepBelow(size: number): number {
   const power = 2 ** Math.floor(Math.log2(size));
   return power > 1 && size >= 1.5 * power ? 1.5 * power : power;
 }
 
-/** The smallest of them that is not below `size`. */
+/** The smallest of them not below `size`. */
 export function stepAbove(size: number): number {
   const below = stepBelow(size);
   if (below >= size) return below;
@@ -138,7 +130,7 @@ function throughput(hinge: Hinge, size: number): Throughput {
 }
 
 function kneeOf(hinge: Hinge, largest: number): number {
-  // n / S(n) rises up to the bend, and from there goes one way: its best is at the bend or at the end.
+  // n / S(n) rises up to the bend and is monotonic from there: its best is at the bend or at the end.
   const bend = Math.max(1, Math.min(largest, Math.floor(hinge.bendAt)));
   const best = Math.max(throughput(hinge, bend).perSecond, throughput(hinge, largest).perSecond);
   let size = 1;
@@ -146,13 +138,13 @@ function kneeOf(hinge: Hinge, largest: number): number {
   return Math.min(largest, stepAbove(size));
 }
 
-/** At least two sizes, in order; `weight` is that of the error relative to the time. */
+/** At least two steps, sorted; `weight` applies to the error relative to the time. */
 function fitHinge(steps: readonly Step[]): Hinge {
   const sizes = steps.slice(0, -1).map(({ size }) => size);
   const between = sizes.slice(1).map((size, at) => (size + sizes[at]!) / 2);
   let best: Hinge | undefined;
   let least = Infinity;
-  // Of two bends that explain it equally well the later one is taken: flat for longer claims less.
+  // Of two bends that fit equally well take the later one: a longer flat part claims less.
   for (const bendAt of [...sizes, ...between].sort((one, other) => other - one)) {
     const hinge = fitFrom(steps, bendAt);
     const error = steps.reduce(
@@ -166,7 +158,6 @@ function fitHinge(steps: readonly Step[]): Hinge {
   return best!;
 }
 
-/** Weighted least squares of ms over x = max(0, n − bend). */
 function fitFrom(steps: readonly Step[], bendAt: number): Hinge {
   let [weights, meanX, meanMs] = [0, 0, 0];
   for (const { size, ms, weight } of steps) {
@@ -183,11 +174,11 @@ function fitFrom(steps: readonly Step[], bendAt: number): Hinge {
     variance += weight * x * x;
   }
   const perTaskMs = variance > 0 ? Math.max(0, covariance / variance) : 0;
-  // A batch of one never took nothing.
+  // A batch of one never takes 0 ms.
   return { flatMs: Math.max(0.01, meanMs - perTaskMs * meanX), perTaskMs, bendAt };
 }
 
-/** Also for `ferry plan --measure`: what a batch beyond the knee buys, and what for. */
+/** What a batch beyond the knee gains and costs; also for `ferry plan --measure`. */
 export function whatItBuys(knee: Throughput, full: Throughput): string {
   const gain = Math.round(100 * (full.perSecond / knee.perSecond - 1));
   const buys = gain > 0 ? `buy ${gain} % more throughput` : "buy no throughput";

@@ -1,4 +1,4 @@
-/** The middle of a list, or the mean of the two in the middle; 0 when it is empty. */
+/** 0 for an empty list. */
 export function median(values: readonly number[]): number {
   if (values.length === 0) return 0;
   const sorted = values.toSorted((one, other) => one - other);

@@ -1,23 +1,20 @@
 /**
- * Deny patterns: a small language of regular expressions that can be searched for in linear time.
+ * Deny patterns: a regular expression dialect with linear-time search.
  *
  *   abc  .  [a-z0-9_]  [^"]  \d \w \s \D \W \S  \n \r \t \x41 \u0041 \u{1F600}  \. and other marks
- *   (…)  (?:…)  a|b  *  +  ?  {m}  {m,}  {m,n}   and their lazy forms, which find the same
- *   ^  $   the start and the end of a string;  \b  \B  a word's edge, or none
- *   (?i)   in front: upper and lower case are the same
+ *   (…)  (?:…)  a|b  *  +  ?  {m}  {m,}  {m,n}   and their lazy forms, which match the same
+ *   ^  $   start and end of a string;  \b  \B  word boundary or not
+ *   (?i)   in front: case-insensitive
  *
- * Characters are Unicode code points. `.` is any of them, line breaks too: one of those must be no way
- * around a pattern. `\d` and `\w` are ASCII, `\s` is what JavaScript calls white space. With (?i) two
- * characters are the same when their upper cases have the same lower case (so K, k and the Kelvin sign);
- * what changes its length (ß and SS) is not.
+ * Characters are code points. `.` includes line breaks, which must not be a way around a pattern. `\d` and `\w` are
+ * ASCII, `\s` is JavaScript's. With (?i) two characters are equal when their upper cases have the same lower case (K, k
+ * and the Kelvin sign); case changes of length (ß and SS) are not covered. No back references or lookaround: they
+ * prevent linear search.
  *
- * Not in it, because no linear search could do them: back references and looking ahead or behind.
- *
- * A pattern becomes a nondeterministic automaton (Thompson's): counts are written out, so `a{50}` is 50
- * nodes. `MAX_NODES` bounds them, and with them the time per character of a search.
+ * Compiled to a Thompson NFA with counts written out (`a{50}` is 50 nodes). `MAX_NODES` bounds the time per character.
  */
 
-/** Code points from … to, both included; sorted, apart from each other. */
+/** Code point ranges, inclusive, sorted, disjoint. */
 export type Ranges = readonly (readonly [from: number, to: number])[];
 export type Edge = "start" | "end" | "word" | "inside";
 
@@ -30,20 +27,19 @@ export type Node =
 export interface Program {
   readonly nodes: readonly Node[];
   readonly start: number;
-  /** The text must be folded, character by character, before it is compared. */
+  /** Text must be case-folded before it is compared. */
   readonly folded: boolean;
 }
 
-/** What is wrong with a pattern, to be put after it: "has a ( that is never closed". */
+/** What is wrong with a pattern, as a continuation of it: "has a ( that is never closed". */
 export class PatternMistake extends Error {}
 
 export const MAX_PATTERN_LENGTH = 1000;
-/** Of one pattern, and of all patterns that are searched for together. */
+/** Per pattern, and for all patterns searched together. */
 export const MAX_NODES = 2000;
 const MAX_COUNT = 1000;
 const LAST = 0x10ffff;
-/** No character beyond this has two cases. */
-const LAST_CASED = 0x1e943;
+const LAST_CASED = 0x1e943; // no code point above this has two cases
 
 export const DIGITS: Ranges = [[0x30, 0x39]];
 export const WORD: Ranges = [...DIGITS, [0x41, 0x5a], [0x5f, 0x5f], [0x61, 0x7a]];
@@ -79,7 +75,7 @@ type Tree =
   | { readonly kind: "then" | "either"; readonly parts: readonly Tree[] }
   | { readonly kind: "repeat"; readonly part: Tree; readonly min: number; readonly max: number };
 
-/** Throws a `PatternMistake`. */
+/** Throws `PatternMistake`. */
 export function compilePattern(source: string): Program {
   if (source.length === 0) throw new PatternMistake("is empty");
   if (source.length > MAX_PATTERN_LENGTH) {
@@ -200,7 +196,7 @@ class Parser {
     return next === "\\" ? this.#escape(true) : single(next.codePointAt(0)!);
   }
 
-  /** After "\"; `raw`: a single character is folded by whoever asks, once its range is known. */
+  /** After "\". `raw`: the caller folds a single character once its range is known. */
   #escape(raw = false): Ranges {
     const next = this.#next();
     const set = CLASSES.get(next.toLowerCase());
@@ -254,7 +250,7 @@ class Parser {
   }
 }
 
-/** A mark that stands for itself. Letters and digits are kept free: they mean something elsewhere. */
+/** A mark that stands for itself. Letters and digits are reserved. */
 function marked(mark: string): number {
   if (/^[A-Za-z\d]$/.test(mark)) throw new PatternMistake(`has \\${mark}, which is not known here`);
   return mark.codePointAt(0)!;
@@ -266,7 +262,7 @@ function only(set: Ranges): number {
   throw new PatternMistake("has a range in […] that begins or ends with a class such as \\d");
 }
 
-/** Adds the nodes of `tree`, after which `next` comes; where they begin. */
+/** Adds the nodes of `tree`, followed by `next`; returns the first. */
 function emit(tree: Tree, next: number, nodes: Node[]): number {
   switch (tree.kind) {
     case "set":
@@ -308,7 +304,7 @@ function add(nodes: Node[], node: Node): number {
   return nodes.push(node) - 1;
 }
 
-/** Whether the end is found without a character, and without an edge, being asked for. */
+/** Whether the end is reachable without consuming a character or an edge. */
 function reaches(nodes: readonly Node[], start: number): boolean {
   const seen = new Set([start]);
   for (const at of seen) {
@@ -358,10 +354,9 @@ function foldRanges(set: Ranges): Ranges {
   return union([folded]);
 }
 
-/** Filled as characters are met; 0 stands for "not asked yet", which only NUL is asked for in vain. */
-let foldings: Uint32Array | undefined;
+let foldings: Uint32Array | undefined; // lazily filled; 0 means unknown, which is only wasted on NUL
 
-/** The one character that stands for all of its cases. */
+/** The representative of all cases of a character. */
 export function fold(code: number): number {
   if (code < 128) return code >= 0x41 && code <= 0x5a ? code + 32 : code;
   if (code > LAST_CASED) return code;

@@ -1,40 +1,37 @@
 /**
- * When a batch leaves, and how large: `decide` answers "send n", "wait until t" or "idle".
+ * When a batch leaves, and how large: `decide` returns "send n", "wait until t" or "idle". Pure; milliseconds. The same
+ * code runs in production, `ferry plan` and the simulation.
  *
- * A batch is composed only when it leaves (late binding), so the question is asked of the queue as it
- * is whenever a worker is free. It leaves at once when it is full. Otherwise it leaves at
+ * A batch is composed only when it leaves (late binding), so this is asked whenever a worker is free. A full batch
+ * leaves at once; any other at
  *
  *   due = min( guard, cap, max(gate, eco) )
  *
- *   gate   the stagger. Workers that start together finish together, and a task that arrives just after
- *          waits a whole batch (p99 → 2S). So starts are spread as evenly as the workers' predicted free
- *          times allow, the taut string over them:
+ *   gate   the stagger. Workers that start together finish together, and a task that arrives just after waits a whole
+ *          batch (p99 → 2S). Starts are spread as evenly as the workers' predicted free times allow, the taut string
+ *          over them:
  *              gate = lastStart + max_i (free_i − lastStart) / (idle + i) / u
- *          While no worker runs there is nothing to stagger against: gate = −∞, an idle fleet never waits.
- *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs every task in it
- *          time; the balance lies at  m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. It is not
- *          worth waiting when less than one arrival is expected within the patience W.
- *   guard  the earliest deadline in the queue, minus S(n + 1) and a margin: 5 ms, or three times of what batches are off
- *          by, where that is more.
- *   cap    oldest + maxWaitMs: no task waits longer than that while a worker is free.
+ *          While no worker runs gate = −∞: an idle fleet never waits.
+ *   eco    the economic batch. Waiting for a larger batch saves fixed cost a and costs every task in it time; the
+ *          balance is m = sqrt(2λκa / (1 + 2λb)),  reached after (m − 1)/λ. No wait when less than one arrival is
+ *          expected within W.
+ *   guard  the earliest deadline in the queue − S(n + 1) − margin, margin = max(5 ms, 3 · mean deviation of batches).
+ *   cap    oldest + maxWaitMs: the longest wait while a worker is free.
  *
- *   preset     κ   u                                             W
+ *   preset     κ   u                                             W (patience)
  *   latency    0   1                                             –
  *   adaptive   1   1 up to 3 workers, 0.9 when S grows with n, else 0.8    S(B)/4
  *   eco        8   0.5                                           a quarter of the slack to the deadline
  *   fixed      full, or oldest + maxWaitMs; nothing is learned, nothing is guarded
- *
- * Everything is in milliseconds. Pure: the same in production, in `ferry plan` and in the simulation.
  */
 import type { DispatchReason } from "./task.ts";
 
 export type PolicyName = "adaptive" | "latency" | "eco" | "fixed";
 
-/** The part of a service estimate that the policy reads. */
 export interface ServiceCurve {
   readonly baseMs: number;
   readonly perTaskMs: number;
-  /** How far batches are from what was expected of them, on the mean. Default: 0. */
+  /** Mean deviation of batches from the expectation. Default: 0. */
   readonly deviationMs?: number;
   msFor(size: number): number;
 }
@@ -44,9 +41,8 @@ export interface View {
   readonly queued: number;
   readonly oldestAt: number;
   readonly earliestDeadlineAt: number;
-  /** Workers that could start now. */
   readonly idle: number;
-  /** When each busy worker is expected to be free, earliest first. */
+  /** Expected free times of busy workers, earliest first. */
   readonly freeAt: readonly number[];
   readonly lastStartAt: number;
   readonly arrivalsPerMs: number;
@@ -61,16 +57,15 @@ export interface Limits {
 
 export type Decision =
   | { readonly kind: "send"; readonly size: number; readonly reason: DispatchReason }
-  /** Ask again at `until`, or as soon as `unless` are queued. */
+  /** Ask again at `until`, or once `unless` are queued. */
   | { readonly kind: "wait"; readonly until: number; readonly unless: number }
   | { readonly kind: "idle" };
 
 const IDLE: Decision = { kind: "idle" };
-/** For the answer's own way, however short the batch is. */
-const GUARD_MARGIN_MS = 5;
+const GUARD_MARGIN_MS = 5; // time for delivering the answer, however short the batch
 const GUARD_DEVIATIONS = 3;
 const FEW_WORKERS = 3;
-/** A timer may ring this much early; going then is better than going round once more. */
+/** A timer may fire this early; sending then beats another round. */
 export const ROUNDING_MS = 0.05;
 
 export function decide(view: View, limits: Limits, now: number): Decision {
@@ -110,7 +105,7 @@ function staggerGate(view: View, limits: Limits, now: number): number {
   return view.lastStartAt + gap / spread(view, limits);
 }
 
-/** u: below 1 the starts are further apart than the fleet needs, which fills batches better. */
+/** u: below 1 starts are further apart than the fleet needs, which fills batches better. */
 function spread(view: View, limits: Limits): number {
   if (limits.policy === "latency") return 1;
   if (limits.policy === "eco") return 0.5;
@@ -131,13 +126,13 @@ function economicGate(view: View, limits: Limits): number {
 
 const KAPPA: Record<PolicyName, number> = { latency: 0, adaptive: 1, eco: 8, fixed: 0 };
 
-/** m: the batch at which one more task's wait costs as much as it saves. */
+/** m: the batch size at which one more task's wait costs as much as it saves. */
 function economicSize({ arrivalsPerMs: rate, service }: View, limits: Limits): number {
   const saving = 2 * rate * KAPPA[limits.policy] * service.baseMs;
   return Math.min(limits.maxBatchSize, Math.sqrt(saving / (1 + 2 * rate * service.perTaskMs)));
 }
 
-/** The depth at which the answer may change before the time is up. */
+/** The depth at which the decision may change before the time is up. */
 function nextSize(view: View, limits: Limits): number {
   const size = economicSize(view, limits);
   return view.queued < size ? Math.ceil(size) : limits.maxBatchSize;

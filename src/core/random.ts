@@ -1,21 +1,20 @@
 /**
- * Random numbers from a seed, the same on every machine: sfc32 (Chris Doty-Humphrey's "small fast counting"), with a period of at
- * least 2^32 and about 2 ns a number. For simulations and jitter, never for anything that must not be guessed.
+ * Seeded random numbers, equal on every machine: sfc32, period at least 2^32, about 2 ns each. For simulations and
+ * jitter, never for secrets.
  */
 export class Random {
   #a: number;
   #b: number;
   #c: number;
   #counter = 1;
-  /** Box-Muller makes two numbers at a time; the second waits here. NaN when there is none. */
-  #spare = NaN;
+  #spare = NaN; // Box-Muller makes two numbers at a time; the second is kept here. NaN if none.
 
   constructor(seed: number) {
     this.#a = seed | 0;
-    // Seeds above 2^32 and fractions still count: they change the second word.
+    // Seeds above 2^32 and fractions change the second word.
     this.#b = Math.trunc(seed / 2 ** 32) | 0;
     this.#c = Math.trunc((seed % 1) * 2 ** 32) | 0;
-    // Neighbouring seeds start alike; a few rounds pull them apart.
+    // Neighbouring seeds start alike; a few rounds separate them.
     for (let round = 0; round < 15; round++) this.next();
   }
 
@@ -43,7 +42,7 @@ export class Random {
     return radius * Math.cos(angle);
   }
 
-  /** The time to the next arrival when arrivals come on average every `mean`. */
+  /** Time to the next Poisson arrival. */
   exponential(mean: number): number {
     return -mean * Math.log(1 - this.next());
   }

@@ -1,25 +1,21 @@
 /**
- * How many workers a model should have: fast up, slow down, never to and fro.
+ * How many workers a model should have: fast up, slow down, no oscillation. Evaluated about once a second. Pure: time
+ * comes with each sighting. Times in ms, rates in tasks per ms.
  *
- * Looked at about once a second. Three things raise the number, the largest wins:
+ * The largest of these raises the number:
+ *   rules      `depth` queued, or `load` (arrivals ÷ capacity), above a bound for a time → add. A rule that fired waits
+ *              its time again, and nothing is added while workers already requested would be enough.
+ *   forecast   arrivals with their trend (Holt's two exponential averages) at now + coldStartMs, when a worker started
+ *              now is ready, divided by `target` of a worker's rate. Only a lasting need counts.
+ * Dead workers change nothing: the caller replaces them to reach the number.
  *
- *   rules      `depth` tasks queued, or `load` (arrivals ÷ capacity), above a bound for so long → so many more. A rule
- *              that has fired waits its time again, and nothing is added while workers that were asked for are
- *              still on their way and would be enough.
- *   forecast   arrivals are followed with their trend (Holt's two exponential averages) and looked at when a worker that
- *              is started now would be ready: at now + coldStartMs. What is expected then, at `target` of what
- *              a worker serves, is how many are needed. Only a need that lasts counts.
- *   lost       nothing: the number says how many should be there. Whoever applies it replaces what died.
- *
- * One thing lowers it: `load` below a bound for long. Then a few go, at most `maxRemoveShare` of them at a time, not within
- * `coolDownMs` of any other change, and never below what the forecast needs. Load, not how busy workers are: the
- * policy spreads its starts, so workers at 47 % load are busy 80 % of the time.
- *
- * Pure: time comes in with what is seen. Times in ms, rates in tasks per ms.
+ * `load` below a bound for long lowers it: by at most `maxRemoveShare`, not within `coolDownMs` of any change, and
+ * never below the forecast. Load, not busy time: the policy spreads starts, so workers at 47 % load are busy 80 % of
+ * the time.
  */
 
 export interface ScaleUpRule {
-  /** Exactly one of the two. */
+  /** Exactly one of the two is set. */
   readonly depth?: number;
   readonly load?: number;
   readonly forMs: number;
@@ -37,21 +33,21 @@ export interface ScalingRules {
   readonly max: number;
   readonly up: readonly ScaleUpRule[];
   readonly down: ScaleDownRule;
-  /** After any change, until workers are removed. */
+  /** From any change until workers may be removed. */
   readonly coolDownMs: number;
-  /** Of the workers, at a time; one may always go. */
+  /** Share of the workers per step; one may always be removed. */
   readonly maxRemoveShare: number;
-  /** The share of capacity to plan with. */
+  /** Planned utilization. */
   readonly target: number;
-  /** From asking for a worker to its first batch. */
+  /** From requesting a worker to its first batch. */
   readonly coldStartMs: number;
-  /** Whether arrivals are looked at ahead of time. */
   readonly forecast: boolean;
 }
 
-/** The rules of a model, from the few numbers that users set. With the defaults (queueDepth 100, coldStartMs 1 min,
- *  coolDownMs 5 min): +3 above 500 queued for 30 s, +1 above 100 for a minute, +1 above 85 % load for 5 min, −1 below
- *  40 % load for 15 min. */
+/**
+ * The rules from the few numbers that users set. Defaults (queueDepth 100, coldStartMs 1 min, coolDownMs 5 min): +3
+ * above 500 queued for 30 s, +1 above 100 for 1 min, +1 above 85 % load for 5 min, −1 below 40 % load for 15 min.
+ */
 export function scalingRules(
   set: Pick<ScalingRules, "min" | "max" | "coldStartMs" | "coolDownMs"> & { readonly queueDepth: number },
   target: number,
@@ -66,44 +62,33 @@ export function scalingRules(
   return { min, max, up, down, coolDownMs, coldStartMs, target, maxRemoveShare: 0.2, forecast: true };
 }
 
-/** What is seen of a model. */
 export interface Sighting {
   readonly at: number;
-  /** Workers that may be given work. */
   readonly healthy: number;
-  /** Tasks queued. */
   readonly depth: number;
   readonly arrivalsPerMs: number;
-  /** Of one worker with full batches; 0 while nothing is known. */
+  /** One worker's rate with full batches; 0 while unknown. */
   readonly workerPerMs: number;
 }
 
 export interface Scaling {
   readonly desired: number;
-  /** Why it last changed, in words. */
   readonly reason: string;
-  /** When. */
   readonly changedAt: number;
 }
 
-/** A need that is gone before this was noise. */
-const NEED_LASTS_MS = 10_000;
-/** Time constants of the averages: of the rate, and of its trend. */
-const LEVEL_MS = 10_000;
-const TREND_MS = 180_000;
-/** Below this share of the average rate, what made it is over. */
-const OVER = 0.75;
-/** How much the last start says of the next. */
-const START_WEIGHT = 0.5;
-/** However steep the trend, nobody expects more than this many times the rate of now. */
-const MOST_GROWTH = 1.5;
-/** A gap between two looks that is longer than this says nothing of what was in between. */
-const LONGEST_GAP_MS = 30_000;
+const NEED_LASTS_MS = 10_000; // a shorter need is noise
+const LEVEL_MS = 10_000; // time constant of the average rate
+const TREND_MS = 180_000; // time constant of its trend
+const OVER = 0.75; // below this share of the average rate the peak is over
+const START_WEIGHT = 0.5; // weight of the last start time in the estimate
+const MOST_GROWTH = 1.5; // bound on the forecast, as a multiple of the current rate
+const LONGEST_GAP_MS = 30_000; // a longer gap between evaluations says nothing about the time between
 
 export class Autoscaler {
   readonly rules: ScalingRules;
   readonly #arrivals = new Trend();
-  /** When each rule's bound was crossed, or the rule last fired; undefined while it is not crossed. */
+  /** When each rule's bound was crossed or the rule last fired; undefined while not crossed. */
   readonly #since: (number | undefined)[];
   #lowSince: number | undefined;
   #needSince: number | undefined;
@@ -111,7 +96,6 @@ export class Autoscaler {
   #coldStartMs: number;
   #now: Scaling;
 
-  /** `desired`: as many as there are at the start. */
   constructor(rules: ScalingRules, desired: number, at: number) {
     this.rules = rules;
     this.#since = rules.up.map(() => undefined);
@@ -125,19 +109,19 @@ export class Autoscaler {
     return this.#now;
   }
 
-  /** Arrivals per ms that are expected when a worker that is asked for now is ready. */
+  /** Arrivals per ms expected when a worker requested now is ready. */
   get expectedPerMs(): number {
     return this.#arrivals.at(this.#coldStartMs);
   }
 
-  /** A worker that was asked for took so long until it was ready: the next will, too. */
+  /** Records how long a requested worker took to be ready. */
   started(ms: number): void {
     this.#coldStartMs += START_WEIGHT * (ms - this.#coldStartMs);
   }
 
   see(sighting: Sighting): Scaling {
     const { at } = sighting;
-    // Whatever was crossed before a pause of this process need not have been so all the time.
+    // A bound crossed before a pause of this process need not have stayed crossed.
     if (at - this.#lastAt > LONGEST_GAP_MS) this.#forget();
     this.#lastAt = at;
     this.#arrivals.learn(sighting.arrivalsPerMs, at);
@@ -165,7 +149,7 @@ export class Autoscaler {
     return { desired: needed, reason };
   }
 
-  /** What the forecast asks for; 0 while there is none. */
+  /** 0 without a forecast. */
   #needed(workerPerMs: number): number {
     const { forecast, target } = this.rules;
     if (!forecast || workerPerMs <= 0) return 0;
@@ -183,7 +167,7 @@ export class Autoscaler {
       else if ((this.#since[index] ??= at) <= at - rule.forMs && rule.add > (best?.add ?? 0)) best = rule;
     }
     if (best === undefined || desired >= this.rules.max) return undefined;
-    // Those that were asked for are on their way: they may be all that was missing.
+    // Workers already requested may be all that is missing.
     if (healthy < desired && at - changedAt < this.#coldStartMs) return undefined;
     this.#since.fill(undefined);
     const bound =
@@ -198,7 +182,7 @@ export class Autoscaler {
     const { at, workerPerMs } = sighting;
     const { down, coolDownMs, maxRemoveShare } = this.rules;
     const { desired, changedAt } = this.#now;
-    // While nothing is known of a worker's pace, an empty line is all that can be said.
+    // While a worker's rate is unknown, only an empty queue counts as low.
     const low =
       workerPerMs > 0 ? loadOf(sighting) < down.load : sighting.arrivalsPerMs === 0 && sighting.depth === 0;
     if (!low) {
@@ -233,14 +217,14 @@ export class Autoscaler {
   }
 }
 
-/** Arrivals ÷ capacity of those that are healthy; Infinity when something arrives and nobody is there. */
+/** Arrivals ÷ capacity of healthy workers; Infinity when tasks arrive and there are none. */
 export function loadOf({ arrivalsPerMs, workerPerMs, healthy }: Sighting): number {
   const perMs = workerPerMs * healthy;
   if (perMs > 0) return arrivalsPerMs / perMs;
   return arrivalsPerMs > 0 && workerPerMs > 0 ? Infinity : 0;
 }
 
-/** A rate and how it changes; both forget with time, not with the number of looks. */
+/** A rate and its slope; both decay with time, not with the number of samples. */
 class Trend {
   level = 0;
   #slope = 0;
@@ -263,7 +247,7 @@ class Trend {
     this.#at = at;
   }
 
-  /** Expected `aheadMs` from the last look; a falling rate is not counted on. */
+  /** Expected `aheadMs` after the last sample; a falling trend is ignored. */
   at(aheadMs: number): number {
     const level = Math.max(0, this.level);
     const ahead = level + Math.max(0, this.#slope) * aheadMs;

@@ -1,15 +1,12 @@
 /**
- * Screening inputs: does any string in this JSON text fit one of the model's deny patterns?
+ * Screens inputs: does any string in a JSON text match one of the model's deny patterns?
  *
- * Every string is looked at, at any depth, keys too, each for itself and as it reads after its escapes.
- * Numbers are not. The search never goes back: patterns of one kind are searched for together by an
- * automaton that reads each character once. Its states are found as they are needed and kept, up to
- * `MAX_KEPT`; then all are forgotten and found anew. So a character costs one look into a table, and at
- * worst as many steps as the patterns have nodes: time grows with the length of the text and never faster,
- * whatever the pattern and whatever the text. Where a pattern such as `(a|b)*a(a|b){600}` meets a text that
- * was made for it, that worst would still be seconds; a text that asks for more than `MAX_STEPS` (some
- * 20 ms) is refused, as one that cannot be cleared. That bound is why this is not re2js: it is linear as well, but such a
- * text stops its caller for a minute, and a common pattern (`foo.{0,100}bar`) for seconds (`bench/patterns.ts`).
+ * Every string at any depth is searched, keys too, after unescaping; numbers are not. Patterns of one kind share a
+ * lazily built DFA that never backtracks. States are kept up to `MAX_KEPT`, then dropped and rebuilt, so a character
+ * costs one table lookup and at worst one step per node. For `(a|b)*a(a|b){600}` and a crafted text that worst case
+ * would still be seconds, so a text that needs more than `MAX_STEPS` (some 20 ms) is rejected as not clearable. That
+ * bound is why this is not re2js: also linear, but such a text blocks it for a minute, and a common pattern
+ * (`foo.{0,100}bar`) for seconds (`bench/patterns.ts`).
  */
 import {
   compilePattern,
@@ -23,10 +20,9 @@ import {
   WORD,
 } from "./pattern.ts";
 
-/** Automaton states that are kept, and entries of their tables in all. */
-const MAX_KEPT = 1000;
-const MAX_ENTRIES = 1_000_000;
-/** Nodes looked at for one JSON text; a text of a megabyte needs some hundreds on ordinary patterns. */
+const MAX_KEPT = 1000; // states
+const MAX_ENTRIES = 1_000_000; // of their tables in total
+/** Nodes visited per JSON text; a megabyte needs some hundreds with ordinary patterns. */
 export const MAX_STEPS = 400_000;
 const MAX_MARK = 0xffff_ffff;
 const UNKNOWN = -1;
@@ -35,7 +31,7 @@ const FOUND = -2;
 export class Screen {
   readonly #searches: readonly Search[];
 
-  /** Throws a `PatternMistake`. */
+  /** Throws `PatternMistake`. */
   constructor(patterns: readonly string[]) {
     const programs = patterns.map(compilePattern);
     const nodes = programs.reduce((sum, program) => sum + program.nodes.length, 0);
@@ -46,13 +42,12 @@ export class Screen {
     this.#searches = kinds.filter(({ length }) => length > 0).map((kind) => new Search(kind));
   }
 
-  /** `json` has been checked: it is JSON text, or "". */
+  /** `json` is checked JSON text, or "". */
   refuses(json: string): boolean {
     this.#begin();
     return someString(json, (text, start, end) => this.#finds(text, start, end));
   }
 
-  /** The same for texts that are not written as JSON. */
   refusesTexts(texts: Iterable<string>): boolean {
     this.#begin();
     for (const text of texts) if (this.#finds(text, 0, text.length)) return true;
@@ -67,41 +62,36 @@ export class Screen {
     return this.#searches.some((search) => search.finds(text, start, end));
   }
 
-  /** How many nodes were looked at to find states, so far; beside them a character costs one look. */
   get steps(): number {
     return this.#searches.reduce((sum, { steps }) => sum + steps, 0);
   }
 }
 
-/** Undefined without patterns, so that a model without them pays nothing. */
+/** Undefined without patterns, so that such a model pays nothing. */
 export function screenFor(patterns: readonly string[]): Screen | undefined {
   return patterns.length === 0 ? undefined : new Screen(patterns);
 }
 
-/** What came before the next character; the edges depend on it. */
+/** Class of the previous character; edges depend on it. */
 type Before = "nothing" | "word" | "other";
 
 interface State {
-  /** Nodes that wait for the next character, before the edges in front of it are known; sorted. */
-  readonly nodes: readonly number[];
+  readonly nodes: readonly number[]; // nodes waiting for the next character, before its edges are resolved; sorted
   readonly before: Before;
-  /** Class of the next character → where it leads: a state's place, UNKNOWN or FOUND. */
-  readonly table: Int32Array;
+  readonly table: Int32Array; // class of the next character → index of the next state, UNKNOWN or FOUND
 }
 
-/** All patterns of one kind: with upper and lower case, or without. */
+/** All case-sensitive or all case-insensitive patterns. */
 class Search {
   readonly #nodes: readonly Node[];
   readonly #starts: readonly number[];
   readonly #folded: boolean;
   readonly #alphabet: Alphabet;
-  /** Per node: 1 where a class of characters is in its set. */
-  readonly #members: readonly (Uint8Array | undefined)[];
+  readonly #members: readonly (Uint8Array | undefined)[]; // per node: 1 where a character class is in its set
   readonly #maxKept: number;
   #states: State[] = [];
   #places = new Map<string, number>();
-  /** Nodes already looked at in this step carry its number. */
-  readonly #marks: Uint32Array;
+  readonly #marks: Uint32Array; // step number in which a node was last visited
   #mark = 0;
   steps = 0;
   maxSteps = 0;
@@ -147,7 +137,7 @@ class Search {
     return (last === UNKNOWN ? this.#step(place, this.#alphabet.end) : last) === FOUND;
   }
 
-  /** Where a state leads with the next character; remembered, unless the state itself is forgotten. */
+  /** The next state; cached unless the state itself was dropped. */
   #step(place: number, kind: number): number {
     if (this.steps >= this.maxSteps) return FOUND;
     const { nodes, before, table } = this.#states[place]!;
@@ -158,7 +148,7 @@ class Search {
     return next;
   }
 
-  /** The nodes that wait behind the character `kind`; undefined when a pattern has been found before it. */
+  /** Nodes after the character `kind`; undefined if a pattern matched before it. */
   #reach(open: number[], before: Before, kind: number): number[] | undefined {
     const alphabet = this.#alphabet;
     const after = new Set<number>();
@@ -214,12 +204,12 @@ function moved(node: Node, base: number): Node {
   return { ...node, next: node.next + base };
 }
 
-/** Characters that no node tells apart are one class; `end` is the class of "no more characters". */
+/** Characters that no node distinguishes are one class; `end` is the class of "no more characters". */
 class Alphabet {
   readonly ascii: Uint16Array;
   readonly end: number;
   readonly size: number;
-  /** The first code point of each class's stretches, in order. A stretch is a class: few are equal. */
+  /** First code point of each class's range, sorted. One range per class: few classes are equal. */
   readonly #starts: readonly number[];
   readonly #words: Uint8Array;
 
@@ -258,10 +248,9 @@ class Alphabet {
 
 const NUMBER_IN_LIST = /[[,]\s*-?\d/;
 
-/** Whether some list in a JSON text holds a number. */
 export function listsNumbers(json: string): boolean {
   let behind = 0;
-  // Outside of strings a number that follows a comma is one of a list: in an object a key would.
+  // Outside strings, a number after a comma is an array element: an object would have a key.
   const found = eachString(json, (at, end) => {
     const between = json.slice(behind, at);
     behind = end + 1;
@@ -270,7 +259,6 @@ export function listsNumbers(json: string): boolean {
   return found || NUMBER_IN_LIST.test(json.slice(behind));
 }
 
-/** Whether one of the strings in a JSON text passes `test`. */
 function someString(json: string, test: (text: string, start: number, end: number) => boolean): boolean {
   return eachString(json, (at, end, plain) => {
     if (plain) return test(json, at + 1, end);
@@ -279,9 +267,9 @@ function someString(json: string, test: (text: string, start: number, end: numbe
   });
 }
 
-/** Where the quotes of each string stand, and whether it has no escapes, until `visit` says true. */
+/** Visits the quote positions of each string, and whether it is free of escapes, until `visit` returns true. */
 function eachString(json: string, visit: (at: number, end: number, plain: boolean) => boolean): boolean {
-  // Remembered, so that all searches for it together read the text once.
+  // Cached, so that all searches together read the text once.
   let backslash = json.indexOf("\\");
   for (let at = json.indexOf('"'); at >= 0;) {
     let end = json.indexOf('"', at + 1);

@@ -1,86 +1,78 @@
 /**
- * Which tasks admission refuses: when a task that comes now would be done, and when a refused one should come again.
+ * Admission: when a task that arrives now would be done, whether to refuse it, and when a refused one should retry.
+ * Everything in milliseconds, at most 30 s ahead. Pure: time is an argument; `RetrySlots` only remembers.
  *
- * `predictive` refuses what would miss its deadline. With μ tasks per ms of capacity, B tasks in a batch
- * that takes S ms on average and R ms where it runs, and the workers' free times f (earliest first):
+ * `predictive` refuses what would miss its deadline. With μ tasks per ms of capacity, B tasks in a batch that takes S
+ * ms on average and R ms where it runs, and the workers' free times f (earliest first):
  *
  *   left   = μ − λ of the better tiers − floors of the lower tiers that wait · μ
  *   ahead  = Q of the better tiers + Q before it in its own tier · μ / left      served in order, and
- *            + (3·√(λ·W) + 0.03·λ·W) · μ / left,  W = ahead / μ                  arrivals scatter, λ is a guess
+ *            + (3·√(λ·W) + 0.03·λ·W) · μ / left,  W = ahead / μ                  arrivals scatter, λ is an estimate
  *            + 3·dev/S·√(ahead/B)·B · (μ / left − 1)                             and so do batches
- *   ahead  = at most (Q before it in its own tier + 1) / floor                   its floor is its own
+ *   ahead  = at most (Q before it in its own tier + 1) / floor                   its floor is guaranteed
  *   j      = ⌊ahead / B⌋                                                         the batch it goes with
  *   start  = when the j-th batch starts if worker i starts one at f[i], f[i] + S, f[i] + 2·S …
  *   rounds = ⌊(start − f[0]) / S⌋
- *   margin = 3·dev·√(rounds + rounds²/25), at least 4 % of the wait              S is a guess, too
+ *   margin = 3·dev·√(rounds + rounds²/25), at least 4 % of the wait              S is an estimate, too
  *   finish = start + R + max(2 ms, 3·dev·√(1 + rounds + rounds²/25))
  *
- * and it is admitted if it starts, margin included, and finishes in time. It is never refused while a worker idles and less
- * than one batch waits: without that rule an estimate that is too high would refuse everything, see no batch and so never be
- * corrected. For the same reason one batch's worth may wait for a worker that is overdue, and for workers of which
- * none counts (full by their own account, or on trial). Where all are overdue, more may wait if they would start in time when
- * the silence lasts half as long again as it has:
+ * It is admitted if it starts, margin included, and finishes in time. It is never refused while a worker idles and less
+ * than one batch waits: otherwise an estimate that is too high would refuse everything, see no batch and never be
+ * corrected. For the same reason one batch's worth may wait for an overdue worker, and for workers of which none counts
+ * (full by their own report, or on trial). Where all are overdue, more may wait if they would start in time should the
+ * silence last half as long again:
  *
  *   start = now + 1.04 · (silence / 2 + ⌊Q / (workers · B)⌋ · S)
  *
- * `thresholds` is the classic rule set: above `targetUtilization` of the capacity, or with more than
- * `lastTierDepth` queued, the last tier is refused; with more than `firstTierDepth` all but the first.
+ * `thresholds`: above `targetUtilization`, or with more than `lastTierDepth` queued, the last tier is refused; with
+ * more than `firstTierDepth` all but the first.
  *
- * Each refused task is told a time of its own to come back, at the rate that is left for its tier:
+ * Each refused task gets a separate retry time, at the rate left for its tier:
  *
  *   slot = max(last slot, now + max(50 ms, Q / left)) + 1 / max(floor·μ, 0.9·μ − λ of the better tiers)
- *
- * Everything is in milliseconds, at most 30 s ahead. Pure: time is an argument, `RetrySlots` only remembers.
  */
 
-/** What is known of a model's workers, from the dispatcher or the fleet. */
+/** Worker state of a model, from the dispatcher or the fleet. */
 export interface Horizon {
-  /** Workers that may be given work, now or after what they run. */
+  /** Workers that may be given work, now or after their current batch. */
   readonly healthy: number;
-  /** Of these, how many could start now. */
   readonly idle: number;
-  /** Workers that are overdue and may yet answer. */
   readonly overdue: number;
-  /** For how long the first of them should have answered. */
+  /** How long the first of them has been overdue. */
   readonly silentMs?: number;
-  /** Tasks per ms with full batches; only workers that are proven and not overloaded count. */
+  /** Tasks per ms with full batches, of workers that are proven and not overloaded. */
   readonly perMs: number;
-  /** The same if every worker were well. */
+  /** The same if every worker were healthy. */
   readonly nominalPerMs: number;
-  /** Tasks in a batch while tasks queue up. */
+  /** Tasks in a batch under backlog. */
   readonly batchSize: number;
-  /** What such a batch takes, on the average of the batches that run: a fast worker runs more of them. */
+  /** Time of such a batch, averaged over batches: a fast worker runs more of them. */
   readonly batchMs: number;
-  /** What it takes where it runs: more, where most workers are slower than that average. */
+  /** Its time where it runs: longer if most workers are slower than that average. */
   readonly runMs: number;
-  /** No batch has come back yet: what one takes is a guess. Default: false. */
+  /** No batch has come back yet, so its time is a guess. Default: false. */
   readonly guessed?: boolean;
-  /** How far the batches of one worker are apart. */
   readonly deviationMs: number;
   /** When each worker that counts is free, earliest first. */
   readonly freeAt: readonly number[];
-  /** When a worker that is down will be tried again; Infinity when none will. */
+  /** When a worker that is down is tried again; Infinity if never. */
   readonly nextUsableAt: number;
 }
 
-/** Where a new task would be in the queue. */
 export interface Line {
-  /** Queued in all tiers. */
   readonly waiting: number;
-  /** Queued in better tiers. */
   readonly above: number;
-  /** Tasks per ms of better tiers that are admitted. */
+  /** Admitted tasks per ms of better tiers. */
   readonly abovePerMs: number;
-  /** Of its own tier, those that go before it. */
   readonly own: number;
-  /** The share of a batch that its tier gets under backlog, whatever the others do. */
+  /** Share of a batch guaranteed to its tier under backlog. */
   readonly floor: number;
   /** The same of the lower tiers that have tasks queued. */
   readonly belowFloor: number;
 }
 
 export interface Terms {
-  /** The latest instant to leave the queue. */
+  /** Latest time to leave the queue. */
   readonly startBy: number;
   readonly finishBy: number;
 }
@@ -91,18 +83,14 @@ const MARGIN_MS = 2;
 const MARGIN_DEVIATIONS = 3;
 const SCATTER = 3;
 const MOST = 0.9;
-/** A worker that needs more of the time that callers wait than this cannot be planned with. */
-const TOO_SLOW = 0.8;
+const TOO_SLOW = 0.8; // a worker that needs more than this share of the callers' time is left out of the plan
 const RATE_ERROR = 0.03;
 const START_ERROR = 0.04;
-/** Parts of a batch or a round that do not come out even. */
-const ROUNDING = 1e-9;
-/** Below this share of what the fleet could do, capacity is lost; above it, there is just too much to do. */
-const LOST_BELOW = 0.9;
-/** A silence is taken to last so much longer, as a share of what it has lasted. */
-const SILENCE = 0.5;
+const ROUNDING = 1e-9; // rounding of fractions of a batch or round
+const LOST_BELOW = 0.9; // below this share of nominal capacity, capacity was lost; above it, demand is too high
+const SILENCE = 0.5; // expected further silence, as a share of the silence so far
 
-/** Why a task that comes now is refused by `predictive`; undefined when it is admitted. */
+/** Undefined: admitted. */
 export function refuseByForecast(
   line: Line,
   horizon: Horizon,
@@ -118,7 +106,7 @@ export function refuseByForecast(
   return lost(horizon) ? "capacity" : "deadline";
 }
 
-/** Whether one more may wait for workers that are all overdue: most often they are only late. A batch each always may. */
+/** Whether one more may wait when all workers are overdue: usually they are only late. One batch each always may. */
 function mayWait({ waiting }: Line, horizon: Horizon, { startBy, finishBy }: Terms, now: number): boolean {
   const { overdue, batchSize, batchMs, silentMs = 0 } = horizon;
   const rounds = Math.floor(waiting / (overdue * batchSize) + ROUNDING);
@@ -129,9 +117,8 @@ function mayWait({ waiting }: Line, horizon: Horizon, { startBy, finishBy }: Ter
 
 export interface Forecast {
   readonly startAt: number;
-  /** With a margin for what comes before it. */
+  /** With a margin for what is before it. */
   readonly latestStartAt: number;
-  /** With a margin. */
   readonly finishAt: number;
 }
 
@@ -143,7 +130,7 @@ export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
   if (freeAt.length === 0 || tasks === Infinity) return NEVER;
   const startAt = startOf(Math.floor(tasks / batchSize + ROUNDING), freeAt, batchMs, now);
   const rounds = Math.floor((startAt - Math.max(now, freeAt[0]!)) / batchMs + ROUNDING);
-  // Batches scatter one by one; a mean that is off by a fifth of that is off in every round.
+  // Batches scatter independently; a mean that is off by a fifth of that is off in every round.
   const scatter = rounds + (rounds / 5) ** 2;
   const margin = (variance: number): number => MARGIN_DEVIATIONS * deviationMs * Math.sqrt(variance);
   return {
@@ -153,21 +140,21 @@ export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
   };
 }
 
-/** Where some workers are too slow for any task, tasks are not refused for those. */
+/** Drops workers too slow for any task, so that tasks are not refused because of them. */
 function fit(horizon: Horizon, { finishBy }: Terms, now: number): Horizon {
   const { batchMs, runMs, deviationMs } = horizon;
   const tooSlow = runMs + MARGIN_DEVIATIONS * deviationMs > TOO_SLOW * (finishBy - now);
   return tooSlow && runMs > batchMs ? { ...horizon, runMs: batchMs } : horizon;
 }
 
-/** When the batch before which `batches` others start will start. */
+/** When a batch starts that has `batches` others before it. */
 function startOf(batches: number, freeAt: readonly number[], batchMs: number, now: number): number {
   const workers = freeAt.length;
   const first = Math.max(now, freeAt[0]!);
   if (freeAt[workers - 1]! <= first + batchMs) {
     return Math.max(now, freeAt[batches % workers]!) + Math.floor(batches / workers) * batchMs;
   }
-  // Some will be busy for longer: the others run several batches before they join.
+  // Some are busy for longer: the others run several batches before they join.
   let early = first;
   let late = first + batches * batchMs;
   while (late - early > 1) {
@@ -187,7 +174,7 @@ function startedBy(at: number, freeAt: readonly number[], batchMs: number, now: 
   return batches;
 }
 
-/** What nine of ten batches take at most, by the workers that run them; `perMs` is how many each runs. */
+/** The 90th percentile of batch times over the workers; `perMs` is how many batches each runs. */
 export function runMsOf(workers: readonly { readonly ms: number; readonly perMs: number }[]): number {
   const inOrder = workers.toSorted((one, other) => one.ms - other.ms);
   let left = MOST * inOrder.reduce((sum, { perMs }) => sum + perMs, 0);
@@ -195,7 +182,7 @@ export function runMsOf(workers: readonly { readonly ms: number; readonly perMs:
   return inOrder.at(-1)?.ms ?? 0;
 }
 
-/** How many tasks are served before it, those of better tiers that come meanwhile included. */
+/** Tasks served before it, including better tiers' arrivals in the meantime. */
 function ahead(line: Line, { perMs, batchSize, batchMs, deviationMs }: Horizon): number {
   const byFloor = line.floor > 0 ? (line.own + 1) / line.floor : Infinity;
   const left = leftFor(line, perMs);
@@ -203,13 +190,13 @@ function ahead(line: Line, { perMs, batchSize, batchMs, deviationMs }: Horizon):
   const inOrder = line.above + (line.own * perMs) / left;
   const expected = (line.abovePerMs * inOrder) / perMs;
   const more = ((SCATTER * Math.sqrt(expected) + RATE_ERROR * expected) * perMs) / left;
-  // What the better tiers leave scatters by all that the batches scatter by.
+  // What the better tiers leave scatters by as much as all batches do.
   const batches = Math.sqrt(inOrder / batchSize);
   const less = SCATTER * (deviationMs / batchMs) * batches * batchSize * (perMs / left - 1);
   return Math.min(inOrder + more + less, byFloor);
 }
 
-/** Tasks per ms that the better tiers leave, beside what lower ones get in any case. */
+/** Tasks per ms that the better tiers and the lower tiers' floors leave. */
 function leftFor({ abovePerMs, belowFloor }: Line, perMs: number): number {
   return perMs - abovePerMs - belowFloor * perMs;
 }
@@ -218,7 +205,7 @@ export function lost({ perMs, nominalPerMs }: Horizon): boolean {
   return perMs < LOST_BELOW * nominalPerMs;
 }
 
-/** Queue depths of `admission: thresholds`: above the first the last tier is refused, above the second all but the first. */
+/** Above the first depth `thresholds` refuses the last tier, above the second all but the first. */
 export const THRESHOLD_DEPTHS = { lastTierDepth: 100, firstTierDepth: 500 } as const;
 
 export interface Thresholds {
@@ -227,7 +214,7 @@ export interface Thresholds {
   readonly firstTierDepth: number;
 }
 
-/** Why a task that comes now is refused by `thresholds`; `load` is what is admitted over the capacity. */
+/** Undefined: admitted. `load`: admitted rate ÷ capacity. */
 export function refuseByThresholds(
   tier: number,
   tiers: number,
@@ -245,12 +232,10 @@ export function refuseByThresholds(
 
 const SOONEST_MS = 50;
 const LATEST_MS = 30_000;
-/** Where it is not known when a worker will be back. */
-const UNKNOWN_MS = 1000;
-/** A little of the capacity stays free, or the queue would never shrink. */
-const SPARE = 0.9;
+const UNKNOWN_MS = 1000; // retry time when it is unknown when a worker will be back
+const SPARE = 0.9; // keeps some capacity free, or the queue would never shrink
 
-/** The slots that were given away, by tier. */
+/** Last retry time given out, by tier. */
 export class RetrySlots {
   readonly #last: number[];
 
@@ -258,7 +243,7 @@ export class RetrySlots {
     this.#last = Array.from({ length: tiers }, () => -Infinity);
   }
 
-  /** How long a refused task of `tier` should stay away. */
+  /** How long a refused task of `tier` should wait. */
   reserve(tier: number, line: Line, horizon: Horizon, now: number): number {
     const { perMs } = horizon;
     if (perMs <= 0) {

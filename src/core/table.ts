@@ -1,15 +1,13 @@
 /**
- * Values by text, for what comes and goes with every request.
+ * String-keyed hash table for entries that come and go with every request.
  *
- * A Map would do the same and cost more than the rest of a request's bookkeeping. Each time a Map has grown full
- * of deleted entries V8 gives it a new table, and the old one keeps its entries and points to the new one, for
- * the sake of iterators. Once a single such table has grown old, every later one hangs on it, and with them
- * whatever they ever held: nothing that passes through the Map dies young, and the collector copies it all
+ * A Map costs more than the rest of a request's bookkeeping: when a Map is full of deleted entries V8 gives it a new
+ * table, and the old one keeps its entries and points to the new one for iterators. Once one such table is in the old
+ * generation, every later one and all that they held is retained: nothing dies young, and the collector copies it all
  * (measured with 256 entries that change all the time: 1,400 MB promoted where an array promotes 1.3).
  *
- * Open addressing with linear probing; a deleted place is closed by moving those behind it up, so there are no
- * traces of what is gone. Its arrays are replaced only when they are half full. Keys are hashed with a secret seed:
- * whoever can choose them cannot make them meet.
+ * Open addressing, linear probing, backward-shift deletion (no tombstones); arrays are replaced only when half full.
+ * Keys are hashed with a secret seed, so a client that chooses them cannot force collisions.
  */
 export class Table<Value> {
   readonly #seed: number;
@@ -17,18 +15,14 @@ export class Table<Value> {
   #hashes = new Int32Array(SMALLEST);
   #keys: (string | undefined)[] = new Array<undefined>(SMALLEST).fill(undefined);
   #values: (Value | undefined)[] = new Array<undefined>(SMALLEST).fill(undefined);
-  /** The number of each entry, in the order in which they came. */
-  #orders = new Float64Array(SMALLEST);
+  #orders = new Float64Array(SMALLEST); // insertion number of each entry
   #entries = 0;
   #mask = SMALLEST - 1;
   #size = 0;
   #lastKey = "";
   #lastHash: number;
 
-  /**
-   * `seed`: an integer that nobody can guess. `hashed`: so many of a key's last characters are looked at; fewer
-   * than all only where nobody else chooses them.
-   */
+  /** `seed`: unpredictable. `hashed`: last characters to hash; fewer than all only where no client chooses the keys. */
   constructor(seed: number, hashed = Infinity) {
     this.#seed = seed | 0;
     this.#hashed = hashed;
@@ -64,7 +58,7 @@ export class Table<Value> {
     if (keys[hole] === undefined) return false;
     const mask = this.#mask;
     for (let at = (hole + 1) & mask; keys[at] !== undefined; at = (at + 1) & mask) {
-      // It may move up to the hole unless it would then stand before the place that its hash names.
+      // It may move to the hole unless that is before its home position.
       if (((at - hashes[at]!) & mask) < ((at - hole) & mask)) continue;
       keys[hole] = keys[at];
       hashes[hole] = hashes[at]!;
@@ -84,19 +78,19 @@ export class Table<Value> {
     this.#size = 0;
   }
 
-  /** In the order in which their keys came. A copy: the table may change while it is walked. */
+  /** In insertion order. A copy: the table may change during iteration. */
   values(): Value[] {
     const places = [...this.#keys.keys()].filter((at) => this.#keys[at] !== undefined);
     places.sort((one, other) => this.#orders[one]! - this.#orders[other]!);
     return places.map((at) => this.#values[at]!);
   }
 
-  /** In no order, for less. */
+  /** In no order, cheaper. */
   unordered(): Value[] {
     return this.#values.filter((value) => value !== undefined);
   }
 
-  /** Most keys are asked for several times in a row, and some are kilobytes long. */
+  /** Caches the last key: most are looked up several times in a row, and some are kilobytes long. */
   #hash(key: string): number {
     if (key !== this.#lastKey) {
       this.#lastKey = key;
@@ -105,7 +99,7 @@ export class Table<Value> {
     return this.#lastHash;
   }
 
-  /** Where `key` stands, or the free place where it would. */
+  /** Index of `key`, or of the free place for it. */
   #find(key: string, hash: number): number {
     const keys = this.#keys;
     const hashes = this.#hashes;
@@ -140,7 +134,7 @@ export class Table<Value> {
 
 const SMALLEST = 64;
 
-/** FNV-1a of a text's last `last` characters, with the upper bits folded into the lower ones, which name places. */
+/** FNV-1a of the last `last` characters; upper bits are folded into the lower ones, which select the place. */
 export function hashOf(text: string, seed: number, last = Infinity): number {
   let hash = seed | 0;
   const { length } = text;

@@ -1,20 +1,19 @@
 /**
- * Outputs that are bytes, as JSON text, which is all that the engine, its journal, its cache and Redis know.
+ * Binary outputs as JSON text, the only form that the engine, its journal, its cache and Redis know.
  *
  *   {"$tensor":"float32","shape":[768],"base64":"…"}     little-endian, row-major, without gaps
  *   {"$bytes":"…"}                                       bytes without type and shape
  *
- * In exactly this form: no blanks, fields in this order, base64 with its padding. So the base64 can be cut out by its
- * place. Outputs of a worker are checked once by `fitted`; after that `readBinary` looks at the head alone.
+ * Exactly this form (no blanks, field order, padded base64), so that the base64 can be sliced out by position. `fitted`
+ * checks worker outputs once; after that `readBinary` reads the head only.
  *
- * As numbers, a float32 has as few digits as bring the same float32 back (0.1, not 0.10000000149011612), and so has a
- * float16, as the float32 that it is; an int64 has all of its digits. NaN and the infinities have no JSON: null says at
- * least where they stood.
+ * As numbers, a float32 has the fewest digits that read back as the same float32 (0.1, not 0.10000000149011612); a
+ * float16 prints as its float32, an int64 with all digits. NaN and infinities have no JSON and become null.
  */
 import { endianness } from "node:os";
 import type { Json } from "./task.ts";
 
-/** Their order is that of their numbers in the protocol of Python workers. */
+/** Order: type numbers in the Python worker protocol. */
 const ARRAYS = {
   bool: Uint8Array,
   int8: Int8Array,
@@ -32,7 +31,7 @@ const ARRAYS = {
 export type Dtype = keyof typeof ARRAYS;
 export const DTYPES = Object.keys(ARRAYS) as readonly Dtype[];
 
-/** As many as the libraries behind the arrays have at most, or more. */
+/** At least as many as the array libraries allow. */
 export const MAX_DIMENSIONS = 32;
 
 const TENSOR = '{"$tensor":"';
@@ -48,20 +47,20 @@ export interface Tensor {
   readonly base64: string;
 }
 
-/** A tensor, or bytes, which have neither type nor shape. */
+/** Bytes have neither type nor shape. */
 export type Binary = Tensor | { readonly dtype?: never; readonly shape?: never; readonly base64: string };
 
 export function elementBytes(dtype: Dtype): number {
   return ARRAYS[dtype].BYTES_PER_ELEMENT;
 }
 
-/** Bytes that a tensor has; NaN where they are too many to be counted. */
+/** NaN if too large to count. */
 export function tensorBytes(dtype: Dtype, shape: readonly number[]): number {
   const bytes = shape.reduce((product, dimension) => product * dimension, elementBytes(dtype));
   return Number.isSafeInteger(bytes) ? bytes : NaN;
 }
 
-/** What stands before the base64; the same for every row of a block. */
+/** The text before the base64; equal for every row of a block. */
 export function tensorHead(dtype: Dtype, shape: readonly number[]): string {
   return `${TENSOR}${dtype}${SHAPE}${shape.join(",")}${BASE64}`;
 }
@@ -78,7 +77,7 @@ export function bytesText(base64: string): Json {
   return `${BYTES}${base64}${END}`;
 }
 
-/** Undefined for any other JSON; looks at the head and the length only. */
+/** Undefined for any other JSON. Reads the head and the length only. */
 export function readBinary(text: Json): Binary | undefined {
   if (!text.startsWith('{"$')) return undefined;
   if (text.startsWith(TENSOR)) return readTensor(text);
@@ -109,7 +108,7 @@ function readShape(text: string): readonly number[] | undefined {
   return text.split(",").map(Number);
 }
 
-/** How many bytes base64 of this length stands for; -1 for what cannot be base64. */
+/** Decoded length; -1 if it cannot be base64. */
 function base64Bytes(base64: string): number {
   const { length } = base64;
   if (length % 4 !== 0) return -1;
@@ -120,9 +119,8 @@ function base64Bytes(base64: string): number {
 const BASE64_TEXT = /^[A-Za-z0-9+/]*={0,2}$/;
 const LOOKS_BINARY = /^\s*\{\s*"\$(?:tensor|bytes)"/;
 
-/** Whether `fitted` has anything to look at. */
 export function mayBeBinary(text: Json): boolean {
-  // Almost all are told apart by their first character.
+  // Almost all are decided by their first character.
   const first = text.charCodeAt(0);
   return (first === OPEN_BRACE || first <= BLANK) && LOOKS_BINARY.test(text.slice(0, 64));
 }
@@ -130,10 +128,7 @@ export function mayBeBinary(text: Json): boolean {
 const OPEN_BRACE = 0x7b;
 const BLANK = 0x20;
 
-/**
- * An output of a worker that has a hand in its text: in exactly the form above where it is bytes, however it was
- * written; any other JSON as it is. Undefined: it says that it is bytes, and is not.
- */
+/** Normalizes a worker's output: bytes to exactly the form above. Undefined if it claims to be bytes and is not. */
 export function fitted(text: Json): Json | undefined {
   if (!mayBeBinary(text)) return text;
   const found = readBinary(text);
@@ -156,24 +151,20 @@ function isNumbers(shape: unknown): shape is number[] {
   return Array.isArray(shape) && shape.every((each) => typeof each === "number");
 }
 
-/** Of bytes: [0,255,…]. Nested as the shape says, and a single value where that is empty. */
+/** Nested by shape, a single value for an empty shape; plain bytes as [0,255,…]. */
 export function numbersText(binary: Binary): Json {
   return [...numbersPieces(binary)].join("");
 }
 
-/** Divisible by three, so that the base64 of so many numbers, of whatever type, ends with one of its groups of four. */
-const NUMBERS_A_PIECE = 8190;
+const NUMBERS_A_PIECE = 8190; // divisible by three, so that the base64 of a piece, of any type, ends on a group of four
 
-/**
- * The same a piece at a time: 16 MiB of float32 are four million numbers, which take a second to print. A piece of 8,190
- * takes some 2 to 4 ms. The base64 is decoded as far as a piece needs it.
- */
+/** In pieces that take 2 to 4 ms: 16 MiB of float32 are four million numbers, a second to print. */
 export function* numbersPieces({ dtype = "uint8", shape, base64 }: Binary): Generator<Json, void> {
   const size = elementBytes(dtype);
   const dimensions = shape ?? [Math.floor(Buffer.byteLength(base64, "base64") / size)];
   const count = productOf(dimensions);
   if (count === 0) return yield emptyLists(dimensions);
-  /** Of each dimension, how many numbers stand between its brackets; the innermost comes first. */
+  /** Numbers within each dimension's brackets, innermost first. */
   const sizes = dimensions.map((_, at) => productOf(dimensions.slice(at))).reverse();
   const group = (place: number): number => (place * size * 4) / 3;
   for (let from = 0; from < count; from += NUMBERS_A_PIECE) {
@@ -187,10 +178,9 @@ function productOf(shape: readonly number[]): number {
   return shape.reduce((product, dimension) => product * dimension, 1);
 }
 
-/** A client can make 2,048 such outputs of a model that echoes: 6 MB of brackets. */
-const MAX_EMPTY_LISTS = 1024;
+const MAX_EMPTY_LISTS = 1024; // a client can make 2,048 such outputs of a model that echoes: 6 MB of brackets
 
-/** A shape of [60000,60000,0] holds no numbers, and must not cost gigabytes of brackets. */
+/** A shape of [60000,60000,0] holds no numbers and must not cost gigabytes of brackets. */
 function emptyLists(shape: readonly number[]): Json {
   const lists = shape.slice(0, shape.indexOf(0));
   if (productOf(lists) > MAX_EMPTY_LISTS) return "[]";
@@ -211,13 +201,11 @@ function pieceOf(numbers: readonly string[], sizes: readonly number[], from: num
   return parts.join("");
 }
 
-/** How many brackets open, or close, at this place. */
 function bracketsAt(sizes: readonly number[], place: number): number {
   const inner = sizes.findIndex((size) => place % size !== 0);
   return inner < 0 ? sizes.length : inner;
 }
 
-/** Each value of a tensor as JSON, in the order in which they lie. */
 export function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
   const values = valuesOf(dtype, bytes);
   if (dtype === "bool") return Array.from(values, (value) => (value === 0 ? "false" : "true"));
@@ -226,7 +214,7 @@ export function flatTexts(dtype: Dtype, bytes: Buffer): string[] {
   return single ? Array.from(values as Iterable<number>, singleText) : Array.from(values, String);
 }
 
-/** A view of them, aligned as views of numbers must be, and in this machine's order. */
+/** An aligned view in this machine's byte order. */
 function valuesOf(dtype: Dtype, bytes: Buffer): Iterable<number | bigint> {
   const { buffer } = new Uint8Array(bytes);
   const size = elementBytes(dtype);
@@ -239,7 +227,6 @@ function valuesOf(dtype: Dtype, bytes: Buffer): Iterable<number | bigint> {
   return new ARRAYS[dtype](buffer);
 }
 
-/** The base64 of the same values as float32, little-endian. */
 export function asSingles({ dtype, base64 }: Tensor): string {
   if (dtype === "float32") return base64;
   const singles = Float32Array.from(valuesOf(dtype, Buffer.from(base64, "base64")), Number);
@@ -252,18 +239,13 @@ function doubleText(value: number): string {
   return Object.is(value, -0) ? "-0" : String(value);
 }
 
-/** Powers of ten that a double holds exactly. */
-const TENS = Array.from({ length: 23 }, (_, power) => Number(`1e${power}`));
-/** Below it a float has fewer than six digits that count. */
-const SMALLEST_NORMAL_SINGLE = 2 ** -126;
-/** Up to here every integer is a float. */
-const EXACT_SINGLES = 2 ** 24;
+const TENS = Array.from({ length: 23 }, (_, power) => Number(`1e${power}`)); // exact as doubles
+const SMALLEST_NORMAL_SINGLE = 2 ** -126; // below it a float32 has fewer than six significant digits
+const EXACT_SINGLES = 2 ** 24; // every integer up to here is a float32
 
 /**
- * The shortest number that reads as the same float32; "null" for what is none.
- *
- * Six to nine digits are tried: m / 10^k of two integers that a double holds exactly is the double nearest to that
- * decimal, so that its own shortest text is that decimal.
+ * Shortest text that reads as the same float32; "null" for NaN and infinities. Tries six to nine digits: m / 10^k of
+ * two exact integers is the double nearest to that decimal, so its own shortest text is that decimal.
  */
 export function singleText(value: number): string {
   if (!Number.isFinite(value) || (Number.isInteger(value) && Math.abs(value) <= EXACT_SINGLES)) {

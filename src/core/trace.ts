@@ -1,23 +1,20 @@
 /**
- * Where a request is in its caller's trace: W3C trace context, as text.
+ * W3C trace context as text. Ids only, so that the request path needs no tracing library; `observe/traces.ts` builds
+ * spans from events afterwards. A request that is not sampled has no trace.
  *
- * Only ids are here, so that the request's path can carry them without a tracing library; `observe/traces.ts` makes spans of
- * them afterwards, from events. What is not sampled has no trace at all.
- *
- * A batch is a trace of its own, and its ids follow from its id, so that any process that knows the batch (every outcome tells
- * it) can link to its span. The same holds for each call to its worker and for the time that a task waited for it. Since
- * workers belong to the batch's trace, a caller's `tracestate` ends at the request's span.
+ * A batch is a separate trace whose ids derive from the batch id, so that any process that knows the batch (every
+ * outcome names it) can link to its span; likewise each worker call and each task's queue wait. Workers belong to the
+ * batch's trace, so a caller's `tracestate` ends at the request's span.
  */
 
-/** A request that is traced. */
 export interface RequestTrace {
-  /** 32 hexadecimal digits. */
+  /** 32 hex digits. */
   readonly traceId: string;
-  /** Of the request's own span: 16 hexadecimal digits. */
+  /** The request's span: 16 hex digits. */
   readonly spanId: string;
-  /** The caller's span; "" when the trace begins here. */
+  /** The caller's span; "" if the trace begins here. */
   readonly parentId: string;
-  /** The caller's `tracestate`; "" when there was none that could be read. */
+  /** The caller's `tracestate`; "" if none or unreadable. */
   readonly state: string;
 }
 
@@ -31,36 +28,30 @@ const NO_TRACE = "0".repeat(32);
 const NO_SPAN = "0".repeat(16);
 const SAMPLED = 1;
 
-/**
- * Reads a `traceparent`; undefined when it is none, as the standard says to go on without it. Two such headers
- * reach us as one with a comma, which is none either.
- */
+/** Undefined if invalid: the standard says to go on without it. Two headers joined by a comma are invalid too. */
 export function readTraceparent(text: string): (SpanPlace & { readonly sampled: boolean }) | undefined {
   const found = TRACEPARENT.exec(text);
   if (found === null) return undefined;
   const [, version, traceId, spanId, flags, more] = found;
-  // Version 00 has exactly these four fields; a later one may have more behind them, and ff is none.
+  // Version 00 has exactly these four fields; a later one may have more; ff is invalid.
   if (version === "ff" || (version === "00" && more !== undefined)) return undefined;
   if (traceId === NO_TRACE || spanId === NO_SPAN) return undefined;
   return { traceId: traceId!, spanId: spanId!, sampled: (Number.parseInt(flags!, 16) & SAMPLED) !== 0 };
 }
 
-/** The `traceparent` of a span that is sampled. */
 export function traceparent({ traceId, spanId }: SpanPlace): string {
   return `00-${traceId}-${spanId}-01`;
 }
 
-/** `key=value`; a key may name its tenant: `tenant@system`. Values are printable, without a blank at their end. */
+/** `key=value`; a key may be `tenant@system`. Values are printable, without trailing blanks. */
 const STATE_KEY = /^(?:[a-z0-9][a-z0-9_\-*/]{0,255}|[a-z0-9][a-z0-9_\-*/]{0,240}@[a-z][a-z0-9_\-*/]{0,13})$/;
 const STATE_VALUE = /^[\x20-\x2b\x2d-\x3c\x3e-\x7e]{0,255}[\x21-\x2b\x2d-\x3c\x3e-\x7e]$/;
 const MAX_MEMBERS = 32;
 const MAX_STATE = 512;
-/** Where the whole is too long, members longer than this go first. */
-const LONG_MEMBER = 128;
-/** Longer ones are ignored; Node's limit for headers is larger. */
-const ABSURD_STATE = 8192;
+const LONG_MEMBER = 128; // if the whole is too long, longer members are dropped first
+const ABSURD_STATE = 8192; // longer ones are ignored; Node's header limit is larger
 
-/** A `tracestate` as it may be handed on: "" when it is malformed, without its last members when it is too long. */
+/** A `tracestate` fit to forward: "" if malformed, without its last members if too long. */
 export function readTracestate(text: string): string {
   if (text === "" || text.length > ABSURD_STATE) return "";
   const keys = new Set<string>();
@@ -89,22 +80,20 @@ function shortened(members: string[]): string {
 }
 
 /**
- * Who is traced: whom the caller traces already, and a share of those who come without a trace. Where the
- * caller is not asked, the share of all, by their trace's id: other services with the same share choose the same.
+ * Samples requests that the caller samples, and a share of those without a trace. With `followsCaller` false, the share
+ * of all by trace id: other services with the same share choose the same.
  */
 export class Sampler {
   readonly #share: number;
   readonly #random: () => number;
   readonly #followsCaller: boolean;
 
-  /** `random` gives numbers in [0, 1). */
   constructor(share: number, random: () => number, followsCaller = true) {
     this.#share = share;
     this.#random = random;
     this.#followsCaller = followsCaller;
   }
 
-  /** The trace of a new request; undefined when it is not sampled. */
   begin(header: string | undefined, state: string | undefined): RequestTrace | undefined {
     const parent = header === undefined ? undefined : readTraceparent(header);
     if (parent === undefined) {
@@ -125,24 +114,24 @@ export class Sampler {
   }
 }
 
-/** In [0, 1), as even as trace ids are: from their last seven bytes, which the standard wants to be chance. */
+/** Uniform in [0, 1), from the last seven bytes, which the standard requires to be random. */
 function positionOf(traceId: string): number {
   return Number.parseInt(traceId.slice(-13), 16) / 2 ** 52;
 }
 
-/** The span of a batch; its id is a UUID, whose digits are the trace's. */
+/** A batch id is a UUID; its digits are the trace id. */
 export function batchSpan(batchId: string): SpanPlace {
   const digits = batchId.replaceAll("-", "");
   return { traceId: digits, spanId: digits.slice(16) };
 }
 
-/** The span of a batch's n-th call to its worker; first is 1. */
+/** `call`: first is 1. */
 export function callSpan(batchId: string, call: number): SpanPlace {
   const { traceId } = batchSpan(batchId);
   return { traceId, spanId: traceId.slice(8, 16) + hex8(word(traceId, 0) ^ Math.imul(call, 0x9e37_79b1)) };
 }
 
-/** The span of a task's wait for a batch, beneath its request's span: another one for each batch it goes with. */
+/** A task's wait for a batch, child of its request's span; one per batch it goes with. */
 export function queueSpan(request: SpanPlace, batch: SpanPlace): SpanPlace {
   const { traceId: digits } = batch;
   const high = word(request.spanId, 0) ^ word(digits, 0);

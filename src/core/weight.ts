@@ -1,16 +1,14 @@
 /**
- * What a task weighs in its batch: tokens, estimated, and bytes, exact: those of the input's JSON text in UTF-8.
- *
- * Tokens are a guess that needs no tokenizer: one pass over the text, no parsing, nothing allocated.
+ * A task's weight in its batch: estimated tokens, and exact bytes (UTF-8 of the input's JSON text). The token estimate
+ * needs no tokenizer: one pass, no parsing, no allocation; at least 1.
  *
  *   an array of integers    its elements: they are tokens already
- *   a string                Σ over its characters, rounded up: 1/4 for those below U+0370 (Latin) and general
- *                           punctuation, 1 for any other (CJK, kana, hangul, emoji, Cyrillic …); an escape is
- *                           the character that it stands for
+ *   a string                Σ over characters, rounded up: 1/4 below U+0370 (Latin) and for general punctuation, 1 for
+ *                           any other (CJK, kana, hangul, emoji, Cyrillic …); an escape counts as its character
  *   anything else           the same sum over its JSON text, quotes and brackets included
  *
- * and at least 1. English prose has about four characters a token. Code, numbers and rare words have fewer and are
- * guessed too low; scripts that a tokenizer knows well, such as Cyrillic, too high. Set the budget by that factor higher or lower.
+ * English prose has about four characters per token. Code, numbers and rare words are underestimated, scripts that a
+ * tokenizer knows well (Cyrillic) overestimated: scale the budget by that factor.
  */
 import type { Json } from "./task.ts";
 
@@ -20,8 +18,7 @@ const [ZERO, NINE, SMALL_U] = [0x30, 0x39, 0x75];
 const PER_TOKEN = 4;
 const NOT_LATIN = 0x370;
 const [PUNCTUATION, PUNCTUATION_END] = [0x2000, 0x206f];
-/** The second half of a pair: its first half was counted. */
-const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff];
+const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff]; // low surrogate: its pair was counted already
 
 export function estimateTokens(input: Json): number {
   const integers = countIntegers(input);
@@ -35,7 +32,7 @@ export function inputBytes(input: Json): number {
   return Buffer.byteLength(input);
 }
 
-/** The elements of an array of integers; -1 when it is something else. */
+/** -1 if it is something else. */
 function countIntegers(input: Json): number {
   if (input.charCodeAt(0) !== OPEN) return -1;
   let commas = 0;
@@ -50,7 +47,6 @@ function countIntegers(input: Json): number {
   return -1;
 }
 
-/** Quarters of a token. */
 function quartersOf(input: Json, from: number, end: number): number {
   let quarters = 0;
   for (let at = from; at < end; at++) {

@@ -1,6 +1,6 @@
 /**
- * Rate limits by the minute: a window opens with the first unit spent and closes 60 s later. The 1,001st unit of a window with
- * 1,000 is refused, exactly; a new window starts full.
+ * Fixed-window rate limits: a window opens with the first unit spent and closes 60 s later. The limit is exact; a new
+ * window starts full.
  */
 import { Fifo } from "./fifo.ts";
 
@@ -9,7 +9,6 @@ export const WINDOW_MS = 60_000;
 export interface Spent {
   readonly allowed: boolean;
   readonly left: number;
-  /** Until the window closes. */
   readonly resetMs: number;
 }
 
@@ -19,12 +18,11 @@ interface Window {
   closesAt: number;
 }
 
-/** Windows by key, at most `max` of them: the oldest makes room. */
+/** At most `max` keys; the oldest is evicted. */
 export class Windows {
   readonly #max: number;
   readonly #windows = new Map<string, Window>();
-  /** In the order in which they were opened, those that closed and were replaced included. */
-  readonly #order = new Fifo<Window>();
+  readonly #order = new Fifo<Window>(); // in opening order, including windows that closed and were replaced
 
   constructor(max: number) {
     this.#max = max;
@@ -38,7 +36,7 @@ export class Windows {
     return { allowed, left: Math.max(0, limit - window.used), resetMs: window.closesAt - now };
   }
 
-  /** Goes on from what is kept elsewhere, if that can no longer be asked. */
+  /** Continues from a count kept elsewhere when that can no longer be reached. */
   heard(key: string, used: number, closesAt: number): void {
     const window = this.#windows.get(key) ?? this.#open(key, closesAt);
     window.used = used;

@@ -1,21 +1,19 @@
 /**
  * One claimed batch, from its first call to its last verdict.
  *
- * Every task of the batch is settled exactly once by this run, or has been taken from it meanwhile (its time was up, or
- * another run was faster). A batch that is rejected, or whose reply is unusable, is cut under the same lease until the
- * failing inputs are isolated (`bisection.ts`). So is one that its worker answers with an error of its own, where the worker
- * answered others recently or is on trial. A batch that was bound behind it has begun by then and goes first.
+ * Every task is settled exactly once by this run, or was taken from it meanwhile (its time was up, or another run was
+ * faster). A batch that is rejected, or whose reply is unusable, is bisected under the same lease (`bisection.ts`); so
+ * is one that fails at a worker that answered others recently or is on trial. A batch bound behind it has begun by then
+ * and goes first. Inputs of a suspected tenant (`core/blame.ts`) are sent last, in separate calls; barred inputs are
+ * not sent.
  *
- * Inputs of a suspected tenant (`core/blame.ts`) are sent after the others, in calls of their own; those that are known to end
- * workers are not sent at all.
+ * A batch is late, from its turn on, with U its worker's usual time for it and D the scatter of batches:
  *
- * A batch is late, from its turn on, with U what its worker usually needs for it and D how far batches scatter:
+ *   overdue   max( 1.5 U, U + 4 D, U + 20 ms )   another worker may run its tasks a second time
+ *   suspect   max( 2 U, U + 8 D, U + 50 ms )     its worker counts as dead until it answers
  *
- *   overdue   max( 1.5 U, U + 4 D, U + 20 ms )   its tasks may be run a second time by another worker
- *   suspect   max( 2 U, U + 8 D, U + 50 ms )     its worker is taken for dead until it answers
- *
- * The milliseconds are for batches so short that pauses of the machine are longer. With 10 ms instead of 20 at 5 ms a batch, p99 of
- * 8 workers of which one pauses for 20 to 40 ms now and then rose from 7.7 to 8.7 ms (by hand).
+ * The constants cover batches shorter than pauses of the machine. With 10 ms instead of 20 at 5 ms a batch, p99 of 8
+ * workers of which one sometimes pauses for 20 to 40 ms rose from 7.7 to 8.7 ms (by hand).
  */
 import type { Batch, Reply } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
@@ -50,21 +48,20 @@ export interface RunParts extends DispatcherParts {
   readonly arrivals: RateEstimate;
   readonly budget: RetryBudget;
   readonly blame: Blame<PoolWorker>;
-  /** Whether there is room to run an overdue batch a second time. */
+  /** Whether there is capacity to run an overdue batch a second time. */
   readonly mayRequeue: () => boolean;
-  /** The worker has answered, and is free for its next batch before these answers are settled. */
+  /** The worker has answered and is free for its next batch before these answers are settled. */
   readonly free: (batch: InFlightBatch) => void;
 }
 
-/** Beyond the worker's time: for the engine to hear the verdicts. */
+/** Added to the worker's time, so that the engine hears the verdicts before the lease expires. */
 export const LEASE_GRACE_MS = 2000;
 
 const OVERDUE = { factor: 1.5, deviations: 4, floorMs: 20 };
 const SUSPECT = { factor: 2, deviations: 8, floorMs: 50 };
 
 export class BatchRun {
-  /** Those it began with: a reload does not change a batch in flight. */
-  readonly #rules: ModelRules;
+  readonly #rules: ModelRules; // the rules at its start: a reload does not change a batch in flight
   readonly #parts: RunParts;
   readonly #batch: InFlightBatch;
   readonly #slot: PoolWorker;
@@ -72,10 +69,8 @@ export class BatchRun {
   readonly #parameters: string;
   readonly #traced: boolean;
   #timeout: AbortController | undefined;
-  /** Calls to the worker so far. */
-  calls = 0;
-  /** Its tasks were put back because it is overdue. */
-  #requeued = false;
+  calls = 0; // worker calls so far
+  #requeued = false; // its tasks were put back because it is overdue
   #onTurn: (() => void) | undefined;
 
   constructor(rules: ModelRules, parts: RunParts, batch: InFlightBatch) {
@@ -88,7 +83,7 @@ export class BatchRun {
     this.#traced = batch.tasks.some(({ task }) => task.trace !== undefined);
   }
 
-  /** Ferry stops: the call is aborted and nothing more is said, so that the engine keeps what was accepted. */
+  /** Ferry stops: aborts the call and reports nothing, so that the engine keeps what was accepted. */
   giveUp(): void {
     this.#verdicts.silent = true;
     this.#timeout?.abort();
@@ -100,7 +95,6 @@ export class BatchRun {
     onTurn?.();
   }
 
-  /** The batch before it is overdue. */
   stalled(afterMs: number): void {
     void this.#requeue(afterMs);
   }
@@ -126,7 +120,7 @@ export class BatchRun {
     const reply = await this.#call(members, true);
     if (reply.kind === "answered" && apart.length === 0) free(this.#batch);
     else {
-      // Before anything new is bound to the worker, what this reply says of it has to be noted.
+      // Record what this reply says about the worker before a new batch is bound to it.
       this.#batch.transition("settling", clock.now());
       this.#slot.passTurn(clock.now());
     }
@@ -155,7 +149,7 @@ export class BatchRun {
       if (step.call === undefined || this.#verdicts.silent) return state.answered;
       const lost = await this.#extend();
       const members = step.call.filter(({ tasks }) => tasks.some(({ task }) => !lost.includes(task.id)));
-      // The worker may be another process's by now, and takes no further call of ours.
+      // Another process may hold the worker by now: no further calls.
       if (!this.#slot.held(clock.now())) {
         for (const ruling of end(state, "yield").rulings) await this.#settle(ruling, state.size);
         return state.answered;
@@ -182,11 +176,11 @@ export class BatchRun {
     }
   }
 
-  /** A batch that was bound behind this one has begun by now, and goes first. */
+  /** A batch bound behind this one has begun by now, and goes first. */
   async #turn(): Promise<void> {
     if (this.#slot.ahead !== this.#batch) return;
     const turn = new Promise<void>((resolve) => (this.#onTurn = resolve));
-    // The other one may take as long as a call may. What is lost all the same is found out before each call.
+    // The other batch may take as long as a call may. A lost lease is detected before each call.
     await this.#extend().catch(() => {});
     await turn;
   }
@@ -198,7 +192,7 @@ export class BatchRun {
   #lateMs(size: number, { factor, deviations, floorMs }: typeof OVERDUE): number {
     const { service, surprise } = this.#parts.workers;
     const fleetMs = service.msFor(size);
-    // By `usualRatio`: its last accident must not make the next one wait longer for its second try.
+    // `usualRatio`: a recent outlier must not delay the next second try.
     const usualMs = fleetMs * this.#slot.usualRatio;
     const deviationMs = Math.max(service.deviationMs, surprise.share * fleetMs * this.#slot.ratio);
     return Math.max(factor * usualMs, usualMs + deviations * deviationMs, usualMs + floorMs);
@@ -215,7 +209,7 @@ export class BatchRun {
       clock.at(now + overdueMs, () => {
         if (mayRequeue()) this.#overdue(overdueMs);
       }),
-      // What a suspect holds is tried elsewhere, if there is another worker.
+      // Run a suspect's tasks elsewhere if there is another worker.
       clock.at(now + suspectMs, () => {
         workers.suspect(this.#slot, this.#silence(suspectMs));
         if (workers.healthy(clock.now()) > 0) this.#overdue(suspectMs);
@@ -223,7 +217,7 @@ export class BatchRun {
     ];
   }
 
-  /** The batch behind it is as late. */
+  /** The batch behind it is equally late. */
   #overdue(afterMs: number): void {
     this.#slot.ahead?.run?.stalled(afterMs);
     void this.#requeue(afterMs);
@@ -233,7 +227,7 @@ export class BatchRun {
     return `no answer from ${this.#slot.name} after ${Math.round(afterMs)} ms`;
   }
 
-  /** First answer wins: the tasks go to the queue's front while this worker still tries. */
+  /** First answer wins: the tasks return to the front of the queue while this worker still tries. */
   async #requeue(afterMs: number): Promise<void> {
     if (this.#requeued || this.#verdicts.silent) return;
     this.#requeued = true;
@@ -241,11 +235,11 @@ export class BatchRun {
     const { id: batchId, lease, tasks } = this.#batch;
     events.emit("batch.overdue", { model: this.#rules.name, batchId, worker: this.#slot.name, afterMs });
     const verdicts = spared(tasks, clock.now(), this.#silence(afterMs), { overdue: true });
-    // A second try is a favour: if the engine is out of reach, the first one goes on alone.
+    // A second try is optional: if the engine is unreachable, the first goes on alone.
     await engine.settle(lease!, verdicts).catch(() => []);
   }
 
-  /** `first`: of the whole batch, which may have been bound early. */
+  /** `first`: the first call, with the whole batch, which may have been bound early. */
   async #call(members: readonly BatchMember[], first: boolean): Promise<Reply> {
     const { clock, events } = this.#parts;
     const { workerMs, name: model } = this.#rules;
@@ -267,7 +261,7 @@ export class BatchRun {
       id,
       tasks: members.map(({ sent }) => sent),
       parameters: this.#parameters,
-      // The one before it may take as long.
+      // The batch before it may take as long.
       timeoutMs: waits ? 2 * workerMs : workerMs,
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
@@ -298,7 +292,7 @@ export class BatchRun {
     return reply;
   }
 
-  /** A backend never throws; if it does all the same, the batch fails as on a worker that breaks down. */
+  /** Backends must not throw; if one does, the batch fails as at a crashed worker. */
   async #ask(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
     try {
       return await this.#slot.worker.run(batch, signal, begun);
@@ -309,7 +303,7 @@ export class BatchRun {
     }
   }
 
-  /** What was answered a moment ago with the same parameters exists: "not found" is then a failure of the worker. */
+  /** "Not found" is a worker failure if the same parameters were answered recently. */
   #believed(reply: Reply, now: number): Reply {
     if (reply.kind !== "rejected" || reply.code !== "NOT_FOUND") return reply;
     if (!this.#parts.blame.wasFound(this.#parameters, now)) return reply;
@@ -317,13 +311,13 @@ export class BatchRun {
     return { kind: "failed", blame: "worker", message, ...(brief !== undefined && { brief }) };
   }
 
-  /** What a reply says of the worker. `serviceMs` is undefined where it is not known how long it worked. */
+  /** Updates the worker's state. `serviceMs`: undefined where the working time is unknown. */
   #learn(members: readonly BatchMember[], reply: Reply, serviceMs: number | undefined, now: number): void {
     const { workers, budget } = this.#parts;
     const slot = this.#slot;
     if (reply.kind !== "failed" || reply.blame === "worker") workers.heard(slot);
     if (reply.kind !== "failed" || reply.blame !== "nobody") this.#batch.transition("ran", now);
-    // A rejection with a code says nothing of the worker, for or against.
+    // A rejection with a code says nothing about the worker's health.
     if (reply.kind === "rejected" && reply.code === undefined) workers.alive(slot);
     if (reply.kind !== "answered") return;
     budget.answered(now);
@@ -332,7 +326,7 @@ export class BatchRun {
     else workers.answered(slot, members.length, serviceMs, now);
   }
 
-  /** An answer vouches for its worker, and tells against workers at which the same inputs failed. */
+  /** An answer vouches for its worker, and is evidence against workers at which the same inputs failed. */
   #vouch(members: readonly BatchMember[], now: number): void {
     const { blame, workers } = this.#parts;
     const { standing } = this.#slot.circuit;
@@ -346,7 +340,6 @@ export class BatchRun {
     }
   }
 
-  /** Whether this input should not be sent with others. */
   #suspected(member: BatchMember): boolean {
     const { blame, clock, workers } = this.#parts;
     const now = clock.now();
@@ -355,7 +348,7 @@ export class BatchRun {
     return blame.suspected(suspectOf(member), fleet, now);
   }
 
-  /** The worker answered others recently, or this batch is to tell whether it does. */
+  /** The worker answered others recently, or this batch is its trial. */
   get #mayBeWell(): boolean {
     const { blame, clock } = this.#parts;
     const { probing, standing } = this.#slot.circuit;

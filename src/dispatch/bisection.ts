@@ -1,12 +1,10 @@
 /**
- * The inputs of a batch, and how those that make a worker refuse it are isolated: by bisection, under one lease.
+ * Isolates the inputs that make a worker refuse a batch, by bisection under one lease.
  *
- * Pure: `nextStep` takes the reply to the last call and returns the verdicts that follow from it and the next call. Every
- * input gets exactly one verdict. None is blamed before it was sent alone. A batch of n costs at most 2 + 2·⌈log2 n⌉ calls; what
- * is not cleared by then goes back to the queue in smaller batches.
- *
- * A batch that the worker answers with an error of its own is cut into two parts, and no further unless one of them is
- * answered: when both fail it is most likely the worker.
+ * Pure: `nextStep` takes the last reply and returns the verdicts that follow and the next call. Every input gets
+ * exactly one verdict, and none is blamed before it was sent alone. At most 2 + 2·⌈log2 n⌉ calls; what is not cleared
+ * by then returns to the queue in smaller batches. A batch that fails at the worker is cut in two, and no further
+ * unless one part is answered: if both fail, it is most likely the worker.
  */
 import { hash } from "node:crypto";
 import type { BatchTask, Reply } from "../workers/backend/backend.ts";
@@ -14,15 +12,15 @@ import type { Suspect } from "../core/blame.ts";
 import type { Task } from "../core/task.ts";
 import type { ClaimedTask } from "../engine/engine.ts";
 
-/** An input that is sent, and the tasks of that content. */
+/** An input as sent, and the tasks with that content. */
 export interface BatchMember {
   readonly sent: BatchTask;
   readonly tasks: ClaimedTask[];
-  /** Written by `suspectOf`. */
+  /** Cached by `suspectOf`. */
   digest?: string;
 }
 
-/** Tasks of the same content are sent once. Those of one tenant were joined when they were put. */
+/** Tasks with equal content are sent once. (Those of one tenant were joined at put.) */
 export function membersOf(claimed: readonly ClaimedTask[]): BatchMember[] {
   const { tenant } = claimed[0]!.task;
   const oneTenant = claimed.every(({ task }) => task.tenant === tenant);
@@ -46,10 +44,9 @@ export function tenantOf({ tasks }: BatchMember): string {
   return tasks[0]!.task.tenant;
 }
 
-/** What is remembered of an input is no longer than this, whatever its parameters are. */
-const MAX_KEY_CHARS = 256;
+const MAX_KEY_CHARS = 256; // bound on the key of an input, whatever its parameters
 
-/** As `core/blame.ts` knows it; made only where something failed recently. */
+/** For `core/blame.ts`; computed only after recent failures. */
 export function suspectOf(member: BatchMember): Suspect {
   const { task } = member.tasks[0]!;
   const { content, tenant } = task;
@@ -57,12 +54,12 @@ export function suspectOf(member: BatchMember): Suspect {
   return { key: (member.digest ??= digestOf(task)), tenant };
 }
 
-/** Also of a task whose input is not compared with others (`collapse: false`, or sampled): it may be sent again all the same. */
+/** Also for tasks that are not compared with others (`collapse: false`, or sampled): they may be sent again. */
 function digestOf({ content, tenant, parameters, input }: Task): string {
   return hash("sha256", content === "" ? `${tenant}\n${parameters}\n${input}` : content, "base64url");
 }
 
-/** Whether some inputs of a batch with this reply may be answered if they are sent without the others. */
+/** Whether some inputs may be answered if sent without the others. */
 export function mayBeCut(reply: Reply): boolean {
   if (reply.kind === "failed") return reply.blame === "worker";
   return (reply.kind === "rejected" && reply.code === undefined) || reply.kind === "unusable";
@@ -70,44 +67,36 @@ export function mayBeCut(reply: Reply): boolean {
 
 interface Part<M> {
   readonly members: readonly M[];
-  /** The first half of a part that was refused; the other half is next on the stack. */
-  readonly firstHalf?: boolean;
-  /** Sent alone before, with no usable output, which may have been chance. */
-  readonly again?: boolean;
+  readonly firstHalf?: boolean; // first half of a refused part; the other half is next on the stack
+  readonly again?: boolean; // was sent alone once without usable output, which may have been chance
 }
 
 export interface Bisection<M> {
-  /** Of the batch. */
   readonly size: number;
   /** A stack: the last part is sent next. */
   readonly parts: readonly Part<M>[];
-  /** The part that was sent last. */
   readonly asked?: Part<M> | undefined;
-  /** Sent alone twice, with no usable output. */
+  /** Sent alone twice without usable output. */
   readonly unusable: readonly M[];
-  /** Parts that the worker failed with before it answered any. */
+  /** Parts the worker failed before it answered any. */
   readonly failed: number;
-  /** The worker answered a call of this batch. */
   readonly answered: boolean;
   readonly callsLeft: number;
 }
 
-/** What is known when a step is taken. */
 export interface StepView<M> {
-  /** The most inputs that the worker takes in one call. */
   readonly takes: number;
-  /** Inputs that are sent one by one until one of them is answered (`core/blame.ts`). */
+  /** Inputs sent one by one until one is answered (`core/blame.ts`). */
   readonly suspected: (member: M) => boolean;
-  /** A further call may be made though the worker failed with the last one (`RetryBudget`). */
+  /** `RetryBudget` allows a further call after the worker failed. */
   readonly mayCallAgain: boolean;
 }
 
 /**
- * What becomes of inputs:
- *
- *   reply      what the last reply says
+ * Rulings on inputs:
+ *   reply      as the last reply says
  *   putBack    not cleared within the calls: back to the queue, in smaller batches
- *   yield      the same because the worker may not be called any more; no attempt is counted
+ *   yield      back because the worker may not be called any more; no attempt is counted
  *   unusable   sent alone twice without usable output, by a worker that answered nothing of this batch
  *   guilty     the same, by a worker that answered others
  */
@@ -119,17 +108,16 @@ export interface Ruling<M> {
 export interface Step<M> {
   readonly state: Bisection<M>;
   readonly rulings: readonly Ruling<M>[];
-  /** The next call; undefined when every input has its ruling. */
+  /** Undefined when every input has its ruling. */
   readonly call: readonly M[] | undefined;
 }
 
-/** Begins to cut a batch that was refused as a whole. One that failed may have failed of one tenant's inputs. */
+/** Starts to cut a batch that was refused as a whole. A failed one may be due to one tenant's inputs. */
 export function cut<M>(members: readonly M[], reply: Reply, tenant: (member: M) => string): Bisection<M> {
   const parts = reply.kind === "failed" ? partsByTenant(members, tenant) : halves(members);
   return { ...begin(members, parts), callsLeft: callsFor(members.length) - 1 };
 }
 
-/** Begins with inputs that were not sent yet. */
 export function sendApart<M>(members: readonly M[], answered: boolean): Bisection<M> {
   return { ...begin(members, [{ members }]), answered };
 }
@@ -143,13 +131,13 @@ function callsFor(size: number): number {
   return 2 + 2 * Math.ceil(Math.log2(size));
 }
 
-/** The reply to a call with `members`: those of the last step that could still be sent. */
+/** Reply to a call with `members`: those of the last step that could still be sent. */
 export interface Replied<M> {
   readonly members: readonly M[];
   readonly reply: Reply;
 }
 
-/** `replied` is undefined where no call was made: in the first step, or because none of the last one could be sent. */
+/** `replied`: undefined if no call was made (first step, or none of the last step's inputs could be sent). */
 export function nextStep<M>(
   state: Bisection<M>,
   replied: Replied<M> | undefined,
@@ -163,7 +151,7 @@ export function nextStep<M>(
   return { ...last, rulings: [...rulings, ...last.rulings] };
 }
 
-/** The last step: no further call is made, and what was not cleared is ruled so. */
+/** Ends without a further call; what was not cleared is ruled `as`. */
 export function end<M>(state: Bisection<M>, as: "putBack" | "yield"): Step<M> {
   const left = [...(state.asked?.members ?? []), ...allOf(state.parts)];
   const { unusable, answered } = state;
@@ -203,7 +191,7 @@ function afterReply<M>(
   const suspected = view.suspected(members[0]!);
   if (reply.kind === "failed") {
     if (!view.mayCallAgain) return ruleAll();
-    // The other part, before this one is looked at more closely. If that fails too, it is the worker.
+    // Try the other part before looking closer. If that fails too, it is the worker.
     if (!answered && !suspected) {
       return failed === 1 ? ruleAll() : { ...next, parts: [{ members }, ...parts], failed: failed + 1 };
     }
@@ -215,7 +203,7 @@ function afterReply<M>(
   return next;
 }
 
-/** Takes the next part from the stack, no larger than it may be sent. */
+/** Pops the next part, no larger than the worker takes. */
 function pick<M>(state: Bisection<M>, { takes, suspected }: StepView<M>): Bisection<M> {
   const parts = [...state.parts];
   for (let part = parts.pop(); part !== undefined; part = parts.pop()) {
@@ -233,13 +221,13 @@ function allOf<M>(parts: readonly Part<M>[]): M[] {
   return parts.flatMap(({ members }) => members);
 }
 
-/** The second half below, so that the first is sent first. */
+/** Second half below, so that the first is sent first. */
 function halves<M>(members: readonly M[]): Part<M>[] {
   const middle = members.length >> 1;
   return [{ members: members.slice(middle) }, { members: members.slice(0, middle), firstHalf: true }];
 }
 
-/** The inputs of the tenant with the most of them are a part of their own, and the others are sent first. */
+/** Separates the tenant with the most inputs; the others are sent first. */
 function partsByTenant<M>(members: readonly M[], tenant: (member: M) => string): Part<M>[] {
   const byTenant = Map.groupBy(members, tenant);
   if (byTenant.size === 1) return halves(members);
@@ -248,7 +236,7 @@ function partsByTenant<M>(members: readonly M[], tenant: (member: M) => string):
   return [{ members: most }, { members: others, firstHalf: true }];
 }
 
-/** The first half was answered, so the cause is in the other: no need to send that as a whole. */
+/** The first half was answered, so the cause is in the other: skip sending that as a whole. */
 function splitLast<M>(parts: readonly Part<M>[]): readonly Part<M>[] {
   const last = parts.at(-1);
   return last === undefined || last.members.length < 2

@@ -1,19 +1,16 @@
 /**
- * How many tasks a worker may be given in one call, which of those that were claimed are sent, and why a batch left as it did.
+ * How many tasks a worker may get in one call, which of the claimed ones are sent, and why a batch left as it did.
  *
- *   most = min( maxBatchSize, what the worker takes, what the budgets hold of tasks of the usual weight )
+ *   most = min( maxBatchSize, the worker's limit, tasks of the usual weight that fit the budgets )
  *
- * The engine counts tasks and does not weigh them: on Redis their inputs are fetched only after they were claimed. So a
- * claim is made by `most`, and weighed when it is there. What is beyond `maxBatchTokens` or `maxBatchBytes`, or beyond
- * what the worker takes by now, goes back to its place in the queue at once, with no attempt counted, where the next tasks join
- * it: a second call to the same worker would be nearly empty, and hold it while others may be idle.
+ * The engine does not weigh tasks (on Redis inputs are fetched only after the claim). So `most` are claimed and weighed
+ * then; what exceeds `maxBatchTokens`, `maxBatchBytes` or the worker's current limit returns to its place in the queue
+ * with no attempt counted: a second call to the same worker would be nearly empty and hold it while others may be idle.
  *
- * Tasks are taken in the order of the claim as far as they fit, and the first is always sent, however heavy. Lighter ones may
- * overtake a task that does not fit, which fills batches better; every tenth time that the longest-waiting was left
- * behind, it goes first.
- *
- * The usual weight is the mean over the tasks of the last ten batches or so; a task that is heavier than a whole budget counts
- * as the budget. Without budgets nothing is weighed.
+ * Tasks are taken in claim order as they fit; the first is always sent, however heavy. Lighter tasks may overtake one
+ * that does not fit; every tenth time that the longest-waiting was passed over, it goes first. The usual weight is the
+ * mean over the last ten batches or so, a task heavier than a budget counting as the budget. Without budgets nothing is
+ * weighed.
  */
 import { estimateTokens, inputBytes } from "../core/weight.ts";
 import type { DispatchReason, Json } from "../core/task.ts";
@@ -22,18 +19,16 @@ import { StarvationGuard } from "./chooser.ts";
 import type { ModelRules } from "./model-rules.ts";
 import type { PoolWorker } from "../workers/worker.ts";
 
-/** What keeps a batch below `maxBatchSize`. */
 export type SizeBound = "maxBatchTokens" | "maxBatchBytes" | "worker";
 
 export interface Fitted {
   readonly taken: readonly ClaimedTask[];
   readonly left: readonly ClaimedTask[];
-  /** What the first of those that are left did not fit into; undefined when all are taken. */
+  /** What the first returned task did not fit into; undefined if all were taken. */
   readonly bound: SizeBound | undefined;
 }
 
-/** The sums that the usual weight is made of fade by a tenth with each batch, so that a batch counts by its tasks. */
-const KEPT = 0.9;
+const KEPT = 0.9; // decay per batch of the weight sums, so that a batch counts by its tasks
 const FILL_WEIGHT = 0.1;
 
 export class Budget {
@@ -50,7 +45,7 @@ export class Budget {
     this.weigh = weigh;
   }
 
-  /** Tasks of the usual weight that it holds: at least one, and Infinity before any was weighed. */
+  /** Tasks of the usual weight that fit: at least one; Infinity before any was weighed. */
   get tasks(): number {
     return this.#tasks === 0 ? Infinity : Math.max(1, Math.floor((this.most * this.#tasks) / this.#weight));
   }
@@ -63,7 +58,7 @@ export class Budget {
     this.#taken += weight;
   }
 
-  /** So many tasks are sent: the next batch is empty. */
+  /** `tasks` are sent: the next batch is empty. */
   close(tasks: number): void {
     this.#weight = KEPT * this.#weight + Math.min(this.#taken, this.most);
     this.#tasks = KEPT * this.#tasks + tasks;
@@ -73,43 +68,40 @@ export class Budget {
 
 export class BatchCapacity {
   readonly #rules: () => ModelRules;
-  /** Those of the rules `#budgetsOf`: what was learned of weights belongs to the budgets. */
-  #budgets: readonly Budget[] = [];
+  #budgets: readonly Budget[] = []; // for the rules in `#budgetsOf`: learned weights belong to the budgets
   #budgetsOf: ModelRules | undefined;
-  /** Share of a batch's places that are taken while at least a batch's worth waits. */
-  #fill = 1;
+  #fill = 1; // share of a batch that is filled while at least a batch's worth waits
   readonly #guard = new StarvationGuard();
 
   constructor(rules: () => ModelRules) {
     this.#rules = rules;
   }
 
-  /** The most tasks that a worker may be given now; without a slot: a worker that takes as many as allowed. */
+  /** Most tasks for a worker now; without `slot`, for a worker without a limit. */
   most(slot?: PoolWorker): number {
     let most = Math.min(this.#rules().limits.maxBatchSize, slot?.takes ?? Infinity);
     for (const budget of this.#current()) most = Math.min(most, budget.tasks);
     return most;
   }
 
-  /** What keeps a batch of `size` for it below `maxBatchSize`; undefined when that is something else. */
+  /** What keeps a batch of `size` below `maxBatchSize`; undefined if something else. */
   boundOf(slot: PoolWorker, size: number): Departure["bound"] {
     if (size >= this.#rules().limits.maxBatchSize || size !== this.most(slot)) return undefined;
     if (size === slot.takes) return { by: "worker", weighed: false };
     return { by: this.#current().find(({ tasks }) => tasks === size)!.bound, weighed: false };
   }
 
-  /** Tasks in its batches while tasks queue up: those with different parameters cannot share one. */
+  /** Batch size under backlog: tasks with different parameters cannot share a batch. */
   usual(slot?: PoolWorker): number {
     return Math.max(1, this.#fill * this.most(slot));
   }
 
-  /** A batch of `size` left that could have held `most`; `waiting` is what waited before. */
+  /** A batch of `size` left with room for `most`; `waiting` is the depth before. */
   learn(size: number, waiting: number, most: number): void {
     const seen = waiting >= most ? size / most : 1;
     this.#fill += FILL_WEIGHT * (seen - this.#fill);
   }
 
-  /** Which of them its worker is given in one call. */
   fit(claimed: readonly ClaimedTask[], slot: PoolWorker): Fitted {
     const room = slot.takes;
     const budgets = this.#current();
@@ -131,7 +123,7 @@ export class BatchCapacity {
     return { taken, left, bound };
   }
 
-  /** Takes it into the batch, the first in any case; or says which budget does not hold it. */
+  /** Adds it to the batch (the first always), or returns the exceeded budget. */
   #take({ task }: ClaimedTask, first: boolean): SizeBound | undefined {
     const budgets = this.#current();
     const weights = budgets.map((budget) => budget.weigh(task.input));
@@ -164,19 +156,16 @@ function oldestOf(claimed: readonly ClaimedTask[]): ClaimedTask {
   return claimed.reduce((one, other) => (other.queuedAt < one.queuedAt ? other : one));
 }
 
-/** A batch that leaves. */
 export interface Departure {
   readonly size: number;
-  /** The model's `maxBatchSize`. */
   readonly most: number;
-  /** Its oldest task had waited so long. */
   readonly waitedMs: number;
   readonly reason: DispatchReason;
-  /** Its worker failed before and is tried with few. */
+  /** Its worker is on trial with few tasks. */
   readonly probing: boolean;
-  /** Its worker still ran another one. */
+  /** Its worker still ran another batch. */
   readonly early?: boolean;
-  /** What kept it below `most`: by weight, or by what tasks of the usual weight would fill. */
+  /** What kept it below `most`: measured weight, or the estimate by usual weight. */
   readonly bound?: { readonly by: SizeBound; readonly weighed: boolean } | undefined;
 }
 
@@ -187,7 +176,7 @@ const REASONS: Record<DispatchReason, string> = {
   deadline: "waiting longer would have missed a deadline",
 };
 
-/** Why a batch left when it did, in one sentence for people. ASCII: it is part of answers whose bytes are counted. */
+/** For people, in one sentence. ASCII: it is part of answers whose bytes are counted. */
 export function whyItLeft({ size, most, waitedMs, reason, probing, early, bound }: Departure): string {
   const after = `${early === true ? "handed over early" : "left"} after ${Math.round(waitedMs)} ms`;
   if (size === most) return `a full batch of ${most} ${after}`;
@@ -196,12 +185,12 @@ export function whyItLeft({ size, most, waitedMs, reason, probing, early, bound 
   return `batch of ${size} of ${most} ${after}: ${words}`;
 }
 
-/** The lease of a batch that is not what was asked for: others were faster, some had expired, or not all fitted. */
+/** The lease of a batch that differs from the request: others were faster, some expired, or not all fitted. */
 export function explained(claimed: Lease, { taken, bound }: Fitted, asked: Omit<Departure, "size">): Lease {
   const size = taken.length;
   const by = bound && { by: bound, weighed: true };
   const why = whyItLeft({ ...asked, bound: by, size });
-  // Fewer than there was room for: what made room scarce is not why it left.
+  // Fewer than there was room for: the bound is not why it left.
   const full = bound && ({ size, reason: "full" } as const);
   return { ...claimed, batch: { ...claimed.batch, ...full, why } };
 }

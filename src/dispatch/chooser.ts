@@ -1,8 +1,7 @@
 /**
- * Which queue of a model the next batch is made of, and how large it is: asks the policy about each.
- *
- * For a free worker the question is about now. For one that is given its next batch early it is about the instant at
- * which it will be free, as if it were then: with that worker idle and the others as they will be.
+ * Chooses the queue and size of a model's next batch by asking the policy about each queue. For a free worker the
+ * question is about now; for an early batch, about the instant at which its worker will be free, with that worker idle
+ * and the others as they will be.
  */
 import type { QueueView } from "../engine/engine.ts";
 import { decide, type Decision, type View } from "../core/policy.ts";
@@ -10,11 +9,10 @@ import type { RunParts } from "./batch-run.ts";
 import type { ModelRules } from "./model-rules.ts";
 import type { PoolWorker } from "../workers/worker.ts";
 
-/** Queues that are looked at in each tier; what a choice costs does not grow with the number of parameters. */
-const MAX_QUEUES_SEEN = 64;
+const MAX_QUEUES_SEEN = 64; // per tier, so that the cost of a choice does not grow with the number of parameters
 const PATIENCE = 9;
 
-/** Lets whatever is passed over for a good reason go first every tenth time. */
+/** Lets what is passed over for a good reason go first every tenth time. */
 export class StarvationGuard {
   #times = 0;
 
@@ -31,31 +29,27 @@ export class StarvationGuard {
   }
 }
 
-/** A queue, and what is to be done with it. */
 export interface Choice<Kind extends Decision["kind"]> {
   readonly queue: QueueView;
   readonly decision: Decision & { readonly kind: Kind };
 }
 
-/** The worker that a batch is looked for. */
 export interface BatchQuestion {
   readonly slot: PoolWorker;
   readonly now: number;
-  /** When the batch would start: later than `now` where the worker still runs another. */
+  /** When the batch would start: after `now` if the worker still runs another. */
   readonly at: number;
   readonly early: boolean;
-  /** Only a full batch may leave. */
   readonly fullOnly: boolean;
 }
 
-/** The workers when the batch would start. */
+/** Worker state when the batch would start. */
 type Fleet = Pick<View, "idle" | "freeAt" | "lastStartAt">;
 
 export class Chooser {
   readonly #rules: () => ModelRules;
   readonly #parts: RunParts;
-  /** Counts queues of a lower tier that wait longer and were passed over. */
-  readonly #guard = new StarvationGuard();
+  readonly #guard = new StarvationGuard(); // counts how often longer-waiting queues of a lower tier were passed over
   lastStartAt = -Infinity;
 
   constructor(rules: () => ModelRules, parts: RunParts) {
@@ -73,7 +67,7 @@ export class Chooser {
       if (waiting === undefined || decision.until < waiting.decision.until) waiting = { queue, decision };
     };
     let seen = 0;
-    // Made only when something waits: most often nothing does.
+    // Lazy: usually nothing waits.
     let fleet: Fleet | undefined;
     for (const queue of engine.queues(this.#rules().name, MAX_QUEUES_SEEN)) {
       if (++seen > MAX_QUEUES_SEEN && !this.#guard.due) break;
@@ -91,7 +85,7 @@ export class Chooser {
     return waiting;
   }
 
-  /** The better tier first. Lower tiers with other parameters cannot join its batches, and would never go. */
+  /** Better tier first. The guard: lower tiers with other parameters cannot join its batches and would starve. */
   #inTurn(sendable: readonly Choice<"send">[]): readonly Choice<"send">[] {
     if (sendable.length < 2) return sendable;
     const oldest = sendable.reduce((one, other) => (other.queue.oldestAt < one.queue.oldestAt ? other : one));
@@ -131,17 +125,16 @@ export class Chooser {
     };
     const decision = decide(view, limits, at);
     if (decision.kind !== "send" || decision.reason !== "idle" || !workers.slow(slot, now)) return decision;
-    // A slow worker is worth a full batch, or one that has waited as long as it may.
+    // A slow worker gets a full batch, or one that has waited as long as it may.
     return decide(view, { ...limits, policy: "fixed" }, at);
   }
 }
 
-/** Its next batch may hold the input that ended a worker: no other batch may be with the worker that tries it. */
+/** The next batch may hold an input that killed a worker: its worker may have no other batch meanwhile. */
 export function suspected({ headMaxBatchSize }: QueueView): boolean {
   return headMaxBatchSize !== Infinity;
 }
 
-/** The next batch would hold only tasks that were tried before. */
 export function repeats({ depth, fresh, headMaxBatchSize }: QueueView): boolean {
   return fresh === 0 || headMaxBatchSize <= depth - fresh;
 }

@@ -1,9 +1,8 @@
 /**
- * The loop of one model: free worker → policy → claim → run → settle.
- *
- * Woken as `WakeReason` lists, it asks the policy about each queue while a worker is free, and claims a batch only for that
- * worker. Until then tasks stay in the engine, where they can be seen, cancelled and shed, and the batch goes on filling.
- * When no worker is free, one that runs a batch may be given its next one already (`pipeline.ts`).
+ * The loop of one model: free worker → policy → claim → run → settle. Woken as `WakeReason` lists, it asks the policy
+ * about each queue while a worker is free and claims a batch for that worker only. Until then tasks stay in the engine,
+ * where they can be seen, cancelled and shed, and the batch keeps filling. With no free worker, a busy one may get its
+ * next batch early (`pipeline.ts`).
  */
 import type { Worker } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
@@ -25,17 +24,15 @@ import type { PoolWorker } from "../workers/worker.ts";
 import { spared } from "./verdicts.ts";
 import { type JoinOptions, Workers } from "../workers/workers.ts";
 
-/** The longest pause between claims that find nothing though the engine shows tasks. */
-const MAX_CLAIM_PAUSE_MS = 1000;
+const MAX_CLAIM_PAUSE_MS = 1000; // longest pause between claims that find nothing though the engine shows tasks
 
 /**
- * Everything that makes the dispatcher look whether a batch can leave. All of it goes through `wake`.
- *
- *   capacity   a worker joined, recovered, was leased or let back in, or the rules changed: `#listen`, and calls from outside
+ * Why the dispatcher checks whether a batch can leave; all go through `wake`.
+ *   capacity   a worker joined, recovered, was leased or readmitted, or the rules changed: `#listen`, external calls
  *   arrival    tasks entered a queue of the model: `#listen`
- *   alarm      the instant at which the last look said to look again
- *   claimed    a batch is with its worker, so that one may be bound behind it; or what did not fit is back in its queue
- *   freed      a worker is done with a batch
+ *   alarm      the time set by the last check
+ *   claimed    a batch is with its worker, so another may be bound behind it; or what did not fit is back in its queue
+ *   freed      a worker finished a batch
  */
 export type WakeReason = "capacity" | "arrival" | "alarm" | "claimed" | "freed";
 
@@ -53,24 +50,18 @@ export class Dispatcher implements BatchOwner {
   readonly #chooser: Chooser;
   readonly #pipeline: Pipeline;
   readonly #unwatch: () => void;
-  /** Batches that are bound and not settled. */
-  readonly #open = new Map<InFlightBatch, Promise<void>>();
-  /** The worker that has just become free, while the next batch is looked for. */
+  readonly #open = new Map<InFlightBatch, Promise<void>>(); // bound and not settled
+  /** The worker that was just freed, while its next batch is chosen. */
   #freed: { readonly slot: PoolWorker; readonly at: number } | undefined;
-  /** Tasks on their way back to their queue unsent: they are no arrivals. */
-  #returning = 0;
-  /** Tasks come back one by one: the next batch is not made of the first of them. */
-  #holdsOff = false;
+  #returning = 0; // tasks returning to their queue unsent: not arrivals
+  #holdsOff = false; // tasks are returning one by one: do not send a batch of the first of them
   #alarm: Alarm | undefined;
-  /** An arrival matters only from this depth on; Infinity while no worker is free. */
-  #wakeDepth = 0;
-  /** Claims in a row that failed or came back empty though the engine showed tasks. */
-  #emptyClaims = 0;
-  /** No claim before this, unless tasks arrive. */
-  #claimAt = -Infinity;
+  #wakeDepth = 0; // arrivals below this depth are ignored; Infinity while no worker is free
+  #emptyClaims = 0; // claims in a row that failed or were empty though the engine showed tasks
+  #claimAt = -Infinity; // no claim before this, unless tasks arrive
   #paused = false;
 
-  /** `rules` returns the same object until a reload; after the switch `wake` has to be called. */
+  /** `rules` returns the same object until a reload; call `wake` after the switch. */
   constructor(rules: () => ModelRules, workers: readonly Worker[], parts: DispatcherParts) {
     this.#rules = rules;
     this.#parts = parts;
@@ -98,12 +89,11 @@ export class Dispatcher implements BatchOwner {
     return this.#rules();
   }
 
-  /** Tasks per millisecond that arrive. */
   arrivalsPerMs(): number {
     return this.#arrivals.perMs(this.#parts.clock.now());
   }
 
-  /** What admission has to know of the workers. */
+  /** For admission. */
   horizon(now: number): Horizon {
     return this.#forecaster.at(now);
   }
@@ -112,12 +102,10 @@ export class Dispatcher implements BatchOwner {
     return this.#forecaster.hasRoom(waiting, now);
   }
 
-  /** How many batches a worker may have at once now. */
   pipelineOf(slot: PoolWorker): number {
     return this.#pipeline.depth(slot);
   }
 
-  /** One worker more. */
   join(worker: Worker, options?: JoinOptions): PoolWorker {
     return this.workers.join(worker, options);
   }
@@ -127,7 +115,7 @@ export class Dispatcher implements BatchOwner {
     return this.workers.retire(slot);
   }
 
-  /** No further batch is started; resolves when the running ones are settled. */
+  /** Starts no further batch; resolves when the running ones are settled. */
   async drain(): Promise<void> {
     this.#paused = true;
     this.workers.stop();
@@ -136,7 +124,7 @@ export class Dispatcher implements BatchOwner {
     await Promise.all(this.#open.values());
   }
 
-  /** Drains without waiting for workers: what they run is given up and stays in the engine. */
+  /** Drains without waiting for workers: running batches are abandoned and stay in the engine. */
   async stop(): Promise<void> {
     for (const { run } of this.#open.keys()) run?.giveUp();
     await this.drain();
@@ -160,13 +148,13 @@ export class Dispatcher implements BatchOwner {
     });
   }
 
-  /** Whether a look is worth it. `count` 0: nothing came, but what is there may be taken now. */
+  /** Whether to check. `count` 0: nothing arrived, but what is queued may be taken now. */
   #arrived(depth: number, count: number): boolean {
     const back = Math.min(this.#returning, count);
     this.#returning -= back;
     if (count > back) {
       this.#arrivals.count(this.#parts.clock.now(), count - back);
-      // Also while no worker is free: claims that find nothing may be under way.
+      // Also while no worker is free: empty claims may be under way.
       this.#emptyClaims = 0;
       this.#claimAt = -Infinity;
     }
@@ -176,7 +164,7 @@ export class Dispatcher implements BatchOwner {
     return true;
   }
 
-  /** Sends one batch if one can leave, and says so; otherwise notes when to look again. */
+  /** Sends one batch if one can leave and returns true; otherwise sets when to check again. */
   #sendNext(now: number): boolean {
     const slot = this.workers.best(now);
     if (slot === undefined) return this.#sendEarly(now);
@@ -188,7 +176,7 @@ export class Dispatcher implements BatchOwner {
     return true;
   }
 
-  /** No worker is free: binds a batch behind one that runs, if it is time to. */
+  /** No worker is free: binds a batch behind a running one if it is time to. */
   #sendEarly(now: number): boolean {
     const usableAt = this.workers.nextUsableAt(now);
     const slot = this.#pipeline.next(now);
@@ -252,7 +240,7 @@ export class Dispatcher implements BatchOwner {
     );
   }
 
-  /** Never rejects: when the engine fails, the lease runs out and its tasks are tried again. */
+  /** Never rejects: if the engine fails, the lease expires and its tasks are retried. */
   async #claimAndRun(
     batch: InFlightBatch,
     parameters: Json,
@@ -273,7 +261,7 @@ export class Dispatcher implements BatchOwner {
         model,
         parameters,
         max,
-        // The one before it may take as long.
+        // The batch before it may take as long.
         leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
         inProcess,
         batch: { id, reason, worker: slot.name, startedAt, why },
@@ -283,7 +271,7 @@ export class Dispatcher implements BatchOwner {
       const fitted = this.#capacity.fit(claimed.tasks, slot);
       batch.tasks = fitted.taken;
       batch.lease = batch.tasks.length === max ? claimed : explained(claimed, fitted, departure);
-      // A batch that is small for the sake of a retry says nothing of those to come.
+      // A batch kept small for a retry says nothing about later ones.
       if (!batch.tasks.some(({ attempt }) => attempt > 1))
         this.#capacity.learn(batch.tasks.length, waiting, most);
       const run = this.#run(batch);
@@ -300,8 +288,8 @@ export class Dispatcher implements BatchOwner {
   }
 
   /**
-   * An engine that several processes share may show tasks that another one has just taken: then its view is right after the
-   * first claim. While it stays wrong, or claims fail, the next ones come after 0, 1, 2, 4 … ms.
+   * A shared engine may show tasks that another process just took; its view is right after the first claim. While it
+   * stays wrong, or claims fail, the next ones come after 0, 1, 2, 4 … ms.
    */
   #backOff(): void {
     const pauseMs = this.#emptyClaims === 0 ? 0 : 2 ** Math.min(this.#emptyClaims - 1, 10);
@@ -322,7 +310,7 @@ export class Dispatcher implements BatchOwner {
     try {
       await run.run();
     } finally {
-      // Also when the engine failed: observers that heard of its start must hear of its end.
+      // Also when the engine failed: observers that saw the start must see the end.
       if (batch.announcedAt !== undefined) {
         const { id: batchId, reason } = lease!.batch;
         const busyMs = (batch.overAt ?? clock.now()) - batch.announcedAt;
@@ -333,7 +321,7 @@ export class Dispatcher implements BatchOwner {
     }
   }
 
-  /** What did not fit goes back to its place in the queue, for whichever worker is next. */
+  /** Returns what did not fit to its place in the queue, for any worker. */
   async #giveBack(batch: InFlightBatch, left: readonly ClaimedTask[]): Promise<void> {
     this.#returning += left.length;
     this.#holdsOff = true;
@@ -341,7 +329,7 @@ export class Dispatcher implements BatchOwner {
     this.#holdsOff = false;
     this.wake("claimed");
     await settled.catch((error: unknown) => this.#broken(error));
-    // Those whose time was up did not come back.
+    // Tasks that expired did not come back.
     this.#returning = Math.max(0, this.#returning - left.length);
   }
 
@@ -360,7 +348,7 @@ export class Dispatcher implements BatchOwner {
     const now = this.#parts.clock.now();
     const { slot } = batch;
     const ran = slot.batch === batch;
-    // Whatever made it come back may meet the next one too.
+    // The cause of its return may hit the next one too.
     if (!ran) slot.batch!.exclusive ||= !batch.started;
     slot.leave(batch, now);
     batch.transition("over", now);
@@ -410,9 +398,9 @@ function isSend(choice: Send | Choice<"wait">): choice is Send {
   return choice.decision.kind === "send";
 }
 
-/** Why a batch that was claimed for a worker cannot go there any more; undefined: it can. */
+/** Why a claimed batch cannot go to its worker any more; undefined if it can. */
 function tooLate({ slot, early }: InFlightBatch, now: number): string | undefined {
-  // This process slept, or the engine did, and the worker may be another process's by now.
+  // This process or the engine stalled, and another process may hold the worker by now.
   if (!slot.held(now)) return `the lease of ${slot.name} ran out before its batch could start`;
   const well = slot.well && !slot.silent && now >= slot.circuit.usableAt;
   return early && !well ? `${slot.name} broke down before its next batch was there` : undefined;

@@ -1,13 +1,10 @@
 /**
- * What the workers of this process can do from now on, for admission.
+ * What this process's workers can do from now on, for admission. Read per request, changed per batch, so it is cached:
+ * rebuilt when a batch starts or ends, and otherwise after 1 ms per 32 workers.
  *
- * It is asked for every request and changes with every batch, so it is kept: made anew when a batch started
- * or ended, and otherwise after a millisecond for every 32 workers.
- *
- * Workers differ: with S what a batch takes at the fleet's pace and r what each of n workers usually needs of that, a
- * batch takes S·n / Σ(1/r) on the average of batches, of which a fast worker runs more. They also differ in how many
- * tasks they take at once: with B tasks and S(B) for each, the fleet runs Σ 1/(S·r) batches per ms, of
- * Σ B/(S·r) tasks, and a batch holds the latter over the former.
+ * With S the batch time at the fleet's pace and r each worker's ratio to it, a batch takes S·n / Σ(1/r) averaged over
+ * batches (a fast worker runs more of them). With per-worker batch size B and S(B), the fleet runs Σ 1/(S·r) batches
+ * per ms of Σ B/(S·r) tasks; a batch holds the latter over the former.
  */
 import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { BatchCapacity } from "./capacity.ts";
@@ -16,21 +13,18 @@ import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
 
 const WORKERS_PER_MS = 32;
-/** Of what a batch takes, a wait may last so much longer: with batches of 50 ms and more a plain timer will do. */
+/** Acceptable lateness of a wait, as a share of the batch time: a plain timer will do for 50 ms and more. */
 const LATE_SHARE = 0.02;
-/** Where batches start more often than this, the next arrival or reply is nearer than any timer. */
-const OFTEN_MS = 0.5;
+const OFTEN_MS = 0.5; // with more frequent starts the next arrival or reply comes before any timer
 const SPARE_BELOW_LOAD = 0.9;
-/** Before a batch has come back it is taken to need this share of `workerMs`. */
-const FIRST_GUESS = 1 / 32;
+const FIRST_GUESS = 1 / 32; // assumed batch time before the first reply, as a share of `workerMs`
 const HANDOVER_WEIGHT = 0.1;
 
 export class Forecaster {
   readonly #rules: () => ModelRules;
   readonly #workers: Workers;
   readonly #capacity: BatchCapacity;
-  /** What usually passes between the choice of a batch and its call: with an engine that is far away, its answer. */
-  handoverMs = 0;
+  handoverMs = 0; // usual time from choosing a batch to its call: with a remote engine, its round trip
   #last: Horizon | undefined;
   #lastAt = -Infinity;
 
@@ -44,19 +38,19 @@ export class Forecaster {
     this.handoverMs += HANDOVER_WEIGHT * (ms - this.handoverMs);
   }
 
-  /** A batch started or ended, or the workers or rules changed. */
+  /** Call when a batch started or ended, or the workers or rules changed. */
   changed(): void {
     this.#last = undefined;
   }
 
-  /** By how much a wait for the next batch may be too long; undefined: a plain timer will do. */
+  /** Acceptable lateness of a wait for the next batch; undefined: a plain timer will do. */
   get mayBeLateMs(): number | undefined {
     const { service, slots } = this.#workers;
     const batchMs = service.msFor(1);
     return batchMs < OFTEN_MS * slots.length ? undefined : LATE_SHARE * batchMs;
   }
 
-  /** Whether a worker idles and takes one more beside those that wait. */
+  /** Whether an idle worker takes one more beside the `waiting` ones. */
   hasRoom(waiting: number, now: number): boolean {
     const capacity = this.#capacity;
     if (waiting >= capacity.usual()) return false;
@@ -72,7 +66,7 @@ export class Forecaster {
     return this.#last;
   }
 
-  /** A second try costs nothing only while there is room: below 0.9 load, short queue, another worker. */
+  /** A second try is free only with spare capacity: load below 0.9, short queue, another worker. */
   hasSpare(waiting: number, arrivalsPerMs: number, now: number): boolean {
     const [workers, capacity] = [this.#workers, this.#capacity];
     if (workers.healthy(now) < 2) return false;
@@ -87,7 +81,7 @@ export class Forecaster {
     const { maxWorkerLoad = 1 } = this.#rules();
     const freeAt: number[] = [];
     const running: { ms: number; perMs: number }[] = [];
-    /** Batches and tasks per ms; `even` is the batches if every worker had the fleet's pace. */
+    /** Batches and tasks per ms; `even`: batches if every worker had the fleet's pace. */
     let [batches, even, tasks, nominalTasks, usualMs] = [0, 0, 0, 0, 0];
     let [healthy, idle, overdue, silentMs] = [0, 0, 0, Infinity];
     for (const slot of slots) {
@@ -111,7 +105,7 @@ export class Forecaster {
     }
     const count = freeAt.length;
     const one = count === 0 ? this.#batchOn(slots[0]) : undefined;
-    // Ratios that scatter around 1 are no faster workers: their harmonic mean lies below it by chance.
+    // Ratios that scatter around 1 do not mean faster workers: their harmonic mean is below 1 by chance.
     const share = count === 0 ? 1 : Math.max(1, even / batches);
     const meanMs = one?.ms ?? usualMs / count;
     return {
@@ -131,7 +125,7 @@ export class Forecaster {
     };
   }
 
-  /** A batch of the usual size on a worker of the fleet's pace; what lies between two of them is part of the pace. */
+  /** A batch of the usual size at the fleet's pace; `paceMs` includes the gap between two. */
   #batchOn(slot?: PoolWorker): { size: number; ms: number; paceMs: number } {
     const { service, surprise } = this.#workers;
     const size = this.#capacity.usual(slot);

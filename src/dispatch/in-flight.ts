@@ -1,15 +1,15 @@
 /**
- * One batch of a worker, from the moment it is bound to the worker until the worker is done with it.
+ * State machine of one batch, from its binding to a worker until the worker is done with it.
  *
  *   bound      its tasks are being claimed
- *   sent       the call was made, and the worker is not known to work on it
- *   running    it has started: `batch.started` was emitted
+ *   sent       called; the worker is not known to work on it
+ *   running    started: `batch.started` was emitted
  *   settling   a reply came that does not end it: its inputs are being isolated
  *   over       the worker is free of it
  *
- * Most batches are sent to a free worker and run at once. With `pipeline` (`pipeline.ts`) a batch may be bound `early`, behind
- * one that the worker still runs. Its `turn` comes when that one came back, before or after it is sent; and a worker that
- * reports when it begins a batch may report that before the turn, if it overlaps its batches. What counts from when:
+ * Most batches go to a free worker and run at once. With `pipeline` a batch may be bound `early`, behind a running one.
+ * Its `turn` comes when that one came back, before or after it is sent; a worker that overlaps batches may report
+ * `begun` before the turn.
  *
  *                     early                                                     for a free worker
  *   startedAt         begun, or the turn where begun is not reported            bound
@@ -22,7 +22,7 @@ import type { PoolWorker } from "../workers/worker.ts";
 
 export type BatchState = "bound" | "sent" | "running" | "settling" | "over";
 
-/** `ran`: a reply shows that the worker ran it, whether it reported that or not. */
+/** `ran`: a reply shows that the worker ran it, reported or not. */
 export type BatchEvent = "sent" | "turn" | "begun" | "ran" | "settling" | "over";
 
 export interface BatchFacts {
@@ -33,17 +33,16 @@ export interface BatchFacts {
   readonly early: boolean;
   /** No batch may be bound behind it. */
   readonly exclusive: boolean;
-  /** When the longest-waiting task of its queue came. */
+  /** Arrival of the longest-waiting task in its queue. */
   readonly oldestAt: number;
-  /** When its worker became free, if this batch leaves because of that. */
+  /** When its worker became free, if that is why this batch leaves. */
   readonly freedAt: number | undefined;
-  /** What the worker is expected to need for it. */
   readonly expectedMs: number;
-  /** What usually passes on the way to the worker. */
+  /** Usual time from here to the worker. */
   readonly handoverMs: number;
 }
 
-/** The dispatcher: told once that the worker can work on a batch, `waitedMs` after it could have begun, and that it started. */
+/** The dispatcher. Told once that the worker can start (`waitedMs` after it could have begun) and that it started. */
 export interface BatchOwner {
   reached(batch: InFlightBatch, waitedMs: number, now: number): void;
   started(batch: InFlightBatch): void;
@@ -56,20 +55,15 @@ export class InFlightBatch {
   readonly early: boolean;
   readonly oldestAt: number;
   readonly freedAt: number | undefined;
-  /** No batch is bound behind it: it holds a suspected input, or the batch bound behind it came back unstarted. */
+  /** No batch is bound behind it: it holds a suspected input, or one bound behind it came back unstarted. */
   exclusive: boolean;
-  /** Another batch was with its worker beside it, at least for a while. */
-  overlapped: boolean;
+  overlapped: boolean; // another batch was with its worker at the same time, at least for a while
   startedAt: number;
-  /** When `batch.started` was emitted; undefined until then. */
-  announcedAt: number | undefined;
+  announcedAt: number | undefined; // when `batch.started` was emitted
   overAt: number | undefined;
-  /** When it will be done; meaningless before its turn. */
-  expectedFreeAt: number;
-  /** Written when its tasks are claimed, and again when an early batch starts: outcomes tell `startedAt`. */
-  lease: Lease | undefined;
-  /** Those of the lease that are sent. */
-  tasks: readonly ClaimedTask[] = [];
+  expectedFreeAt: number; // meaningless before its turn
+  lease: Lease | undefined; // written at the claim, and again when an early batch starts: outcomes report `startedAt`
+  tasks: readonly ClaimedTask[] = []; // the tasks of the lease that are sent
   run: BatchRun | undefined;
   readonly #owner: BatchOwner;
   readonly #expectedMs: number;
@@ -107,7 +101,7 @@ export class InFlightBatch {
     return this.announcedAt !== undefined;
   }
 
-  /** It came back because of the batch before it, and the worker had not begun it. */
+  /** It came back because of the batch before it; the worker had not begun it. */
   get neverBegun(): boolean {
     return this.early && this.#reportsBegun && this.#begunAt === undefined;
   }
@@ -147,7 +141,7 @@ export class InFlightBatch {
     return at + this.#expectedMs;
   }
 
-  /** From when on its first call counts as service time; undefined where that cannot be known. */
+  /** Start of its first call's service time; undefined if unknown. */
   serviceFrom(now: number): number | undefined {
     if (!this.early) return this.#begunAt ?? this.#sentAt;
     // Answered together with the batch before it: the worker's pace is the time between the two answers.
@@ -155,7 +149,7 @@ export class InFlightBatch {
     return this.#sentAt! <= this.#turnAt ? this.#turnAt : (this.#begunAt ?? this.#sentAt);
   }
 
-  /** Time that its worker has worked on it since it last began to. */
+  /** Working time since its worker last began it. */
   busyMs(now: number): number {
     return this.#busySince === undefined ? 0 : Math.max(0, now - this.#busySince);
   }

@@ -1,4 +1,4 @@
-/** What a model's dispatcher goes by, and what it works with. */
+/** Rules and dependencies of a model's dispatcher. */
 import type { Clock } from "../app/clock.ts";
 import type { Limits } from "../core/policy.ts";
 import type { RetryLimits } from "../core/retry.ts";
@@ -7,23 +7,23 @@ import type { Events } from "../observe/events.ts";
 import type { HealthLimits } from "../workers/health.ts";
 import type { PipelineMode } from "./pipeline.ts";
 
-/** Share of its queue or memory that a worker may report as used before it stops counting as capacity. */
+/** Used share of its queue or memory from which a worker no longer counts as capacity. */
 export const MAX_WORKER_LOAD = 0.9;
 
 export interface ModelRules {
   readonly name: string;
   readonly limits: Limits;
-  /** The most that the inputs of one batch weigh, unless it is one task (`core/weight.ts`). Default: no budget. */
+  /** Bound on the weight of a batch of more than one task (`core/weight.ts`). Default: none. */
   readonly maxBatchTokens?: number | undefined;
   readonly maxBatchBytes?: number | undefined;
   readonly workerMs: number;
-  /** The workers are part of this process and can take it down. Default: false. */
+  /** The workers run in this process and can crash it. Default: false. */
   readonly inProcess?: boolean;
-  /** Whether a worker gets its next batch while it runs one. Default: `auto`. */
+  /** Default: `auto`. */
   readonly pipeline?: PipelineMode;
   readonly retry: RetryLimits & { readonly budget: number };
   readonly health: HealthLimits;
-  /** A worker that says it is fuller than this is no capacity. Default: 1. */
+  /** A worker that reports a higher load does not count as capacity. Default: 1. */
   readonly maxWorkerLoad?: number;
 }
 
@@ -35,6 +35,6 @@ export interface DispatcherParts {
   readonly newBatchId: () => string;
   /** Other processes list these workers too; none is used before src/workers/fleet says that we hold it. */
   readonly shared?: boolean;
-  /** Behind the name of each worker: where other processes have some that are called the same. */
+  /** Appended to worker names where other processes have workers of the same name. */
   readonly suffix?: string;
 }

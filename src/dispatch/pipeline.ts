@@ -1,30 +1,25 @@
 /**
- * Whether a worker is given its next batch while it still runs one, and when that one is bound.
- *
- * Between a worker's reply and the begin of its next batch the worker idles: the reply is read, a batch is chosen, claimed and
- * sent. With batches of 5 ms and a busy process that is a quarter of the worker's time.
+ * Whether a worker gets its next batch while it still runs one, and when that one is bound. Between a reply and the
+ * next batch the worker idles while a batch is chosen, claimed and sent: with batches of 5 ms and a busy process a
+ * quarter of its time.
  *
  *   1      never
- *   2      always, whatever the worker is: also a server behind HTTP or gRPC, which queues
- *   auto   workers that queue by contract, and while it pays:
- *            on   when  gap > 5 % of S(n),  n the usual batch
- *            off  when  gap < 2.5 % of it
+ *   2      always, for any worker: also an HTTP or gRPC server, which queues
+ *   auto   workers that queue by contract: on when gap > 5 % of S(n), n the usual batch; off when gap < 2.5 % of it
  *
- *   gap    from a worker's reply to the begin of its next batch (as it reports, or else the call), learned only where that
- *          batch left at the reply because work was waiting. An exponentially weighted mean (weight 0.1; the first weigh
- *          1/count), each sample clipped to four times the mean; eight are needed. A batch that was bound early has
- *          no gap, so while `auto` is on every 128th batch of a worker leaves at the reply: less than 1 % of
- *          them, so that p99 does not show it.
- *   lead   gap + 2 mean deviations of it: so long before its worker is expected to be free an early batch has to leave.
+ *   gap    from a reply to the begin of the worker's next batch (as reported, else the call), learned only where work
+ *          was waiting at the reply. Exponential mean (weight 0.1; the first weigh 1/count), samples clipped to four
+ *          times the mean; eight are needed. An early batch has no gap, so under `auto` every 128th batch of a worker
+ *          leaves at the reply: less than 1 %, so that p99 does not show it.
+ *   lead   gap + 2 mean deviations: how long before the worker is expected to be free an early batch must leave.
  *
- * A batch that is bound early can no longer be joined, cancelled or overtaken. So a batch is bound early
- *   - at once when it is full: waiting would change who is in it, and nothing else;
+ * An early batch can no longer be joined, cancelled or overtaken. So a batch is bound early
+ *   - at once when full: waiting would only change which tasks are in it;
  *   - otherwise at (expected end − lead), and only if the policy would send it at that end, with this worker idle;
  *   - never while another worker is free: it goes there;
- *   - never behind a batch that is late (1.5 times what was expected) or being bisected, nor on a worker that is on trial,
- *     unwell or leaving;
- *   - never where it, or the one before it, may hold the input that ended a worker: that is tried alone;
- *   - on a worker that others list too only if it will be done while our lease surely holds.
+ *   - never behind a batch that is late (1.5 times the expectation) or bisected, nor on a trial, unwell or leaving worker;
+ *   - never where it, or the one before it, may hold an input that killed a worker: that is tried alone;
+ *   - on a shared worker only if it will be done while our lease surely holds.
  */
 import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
@@ -41,7 +36,7 @@ const LEAD_DEVIATIONS = 2;
 const MEASURE_EVERY = 128;
 const LATE = 1.5;
 
-/** A mean and how far samples are from it, in milliseconds. */
+/** Mean and mean deviation, in milliseconds. */
 export class GapEstimate {
   #samples = 0;
   ms = 0;
@@ -75,7 +70,6 @@ export class Pipeline {
     return this.#rules().pipeline ?? "auto";
   }
 
-  /** How many batches a worker may have at once. */
   depth({ worker }: PoolWorker): 1 | 2 {
     const mode = this.#mode;
     if (mode !== "auto") return mode;
@@ -86,14 +80,14 @@ export class Pipeline {
     return this.gap.ms + LEAD_DEVIATIONS * this.gap.deviationMs;
   }
 
-  /** A batch began so long after its worker's reply, with work waiting; the usual one takes `serviceMs`. */
+  /** `gapMs` from a reply to the next batch, with work waiting; the usual batch takes `serviceMs`. */
   learn(gapMs: number, serviceMs: number): void {
     this.gap.learn(gapMs);
     if (!this.gap.settled || !this.#workers.service.settled) return;
     this.#pays = this.gap.ms > (this.#pays ? OFF_BELOW : ON_ABOVE) * serviceMs;
   }
 
-  /** The worker that will be free first of those that may be given a batch behind the one they run. */
+  /** The worker that will be free first of all that may get an early batch. */
   next(now: number): PoolWorker | undefined {
     const mode = this.#mode;
     if (mode === 1 || (mode === "auto" && !this.#pays)) return undefined;
@@ -105,7 +99,7 @@ export class Pipeline {
     return next;
   }
 
-  /** From when on one that is not full may be bound to it. */
+  /** From when a batch that is not full may be bound. */
   bindAt({ batch }: PoolWorker): number {
     return this.#workers.service.settled ? batch!.expectedFreeAt - this.leadMs : Infinity;
   }

@@ -2,7 +2,7 @@
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { Engine } from "../engine/engine.ts";
 
-/** Even with nothing known to be due; an engine that is shared learns of others' work this way. */
+/** Also with nothing known to be due: a shared engine learns of other processes' work this way. */
 const AT_LEAST_EVERY_MS = 1000;
 
 export class Reaper {
@@ -36,7 +36,7 @@ export class Reaper {
   async #ring(): Promise<void> {
     this.#alarmAt = Infinity;
     const now = this.#clock.now();
-    // An engine that is out of reach says so itself; time goes on, and it is asked again.
+    // An unreachable engine reports that itself; ask again later.
     const next = await this.#engine.reap(now).catch(() => Infinity);
     this.#arm(Math.min(next, now + AT_LEAST_EVERY_MS));
   }

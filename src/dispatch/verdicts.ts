@@ -1,12 +1,11 @@
 /**
- * What the engine is told of a batch's tasks, by what the worker replied.
+ * Verdicts on a batch's tasks, by the worker's reply.
  *
  *   answered           done
- *   rejected           failed: for an input that was sent alone; with a code, for all of them at once
- *   busy               back to the queue, no attempt counted; the worker is paused, or just these tasks are
- *   unusable, failed   retry with backoff, then dead letter. When one of the inputs may be the cause they come back in smaller
- *                      batches. Whose fault it is, and so whether it is tried again and whether it counts against the
- *                      worker, says `core/blame.ts`
+ *   rejected           failed: for an input sent alone; with a code, for all at once
+ *   busy               back to the queue, no attempt counted; pauses the worker, or only these tasks
+ *   unusable, failed   retry with backoff, then dead letter; in smaller batches if an input may be the cause.
+ *                      `core/blame.ts` decides whether to retry and whether it counts against the worker
  */
 import type { Reply } from "../workers/backend/backend.ts";
 import type { Finding } from "../core/blame.ts";
@@ -22,28 +21,23 @@ import type { ModelRules } from "./model-rules.ts";
 type WithoutId<V> = V extends Verdict ? Omit<V, "id"> : never;
 type Judge = (claimed: ClaimedTask, at: number) => WithoutId<Verdict>;
 type Members = readonly BatchMember[];
-/** `message` may quote the worker, which may quote an input: for dead letter and caller. `brief` may be logged. */
+/** `message` may quote the worker and so an input: for dead letter and caller. `brief` may be logged. */
 type Failure = Pick<Reply & { kind: "failed" }, "message" | "brief">;
 
 export const UNUSABLE = "the worker returned no usable output for this input";
-/** Of `ejectMs`. */
-const DOUBT_PAUSE = 0.5;
+const DOUBT_PAUSE = 0.5; // in units of `ejectMs`
 
-/** How inputs are tried again. */
 interface Again {
   readonly finding: Finding;
-  /** In batches of at most so many. */
-  readonly atMost?: (attempt: number) => number;
-  /** If it is given up, the same input is refused for a while. */
-  readonly bars?: boolean;
+  readonly atMost?: (attempt: number) => number; // bound on the batch size of the retry
+  readonly bars?: boolean; // if given up, reject the same input for a while
 }
 
 export class Verdicts {
   readonly #rules: ModelRules;
   readonly #parts: RunParts;
   readonly #batch: InFlightBatch;
-  /** Ferry stops: nothing more is settled, and the engine keeps what was accepted. */
-  silent = false;
+  silent = false; // Ferry stops: nothing more is settled, and the engine keeps what was accepted
 
   constructor(rules: ModelRules, parts: RunParts, batch: InFlightBatch) {
     this.#rules = rules;
@@ -51,7 +45,7 @@ export class Verdicts {
     this.#batch = batch;
   }
 
-  /** `members` are those that were sent, in the order in which they were sent. */
+  /** `members`: in the order in which they were sent. */
   conclude(members: Members, reply: Reply): Promise<unknown> {
     const now = this.#parts.clock.now();
     switch (reply.kind) {
@@ -68,13 +62,13 @@ export class Verdicts {
       }
       case "failed":
         if (reply.blame !== "nobody") return this.#failed(members, reply, reply.blame === "batch");
-        // What the worker never began came back because of the batch before it, which tells what there is to tell.
+        // A batch the worker never began came back because of the one before it, which carries the blame.
         if (!this.#batch.neverBegun) this.#hold(briefly(reply), true);
         return this.spare(members, now, briefly(reply));
     }
   }
 
-  /** Where only what the client named is not ready, only its tasks wait; the worker serves the others. */
+  /** If only what the client named is not ready, only its tasks wait. */
   #busy(members: Members, reply: Reply & { kind: "busy" }, now: number): Promise<unknown> {
     const { blame, workers } = this.#parts;
     const until = now + reply.retryAfterMs;
@@ -87,7 +81,7 @@ export class Verdicts {
   #failed(members: Members, reply: Failure, died: boolean): Promise<unknown> {
     const finding = this.#blame(members, reply, died);
     const size = members.length;
-    // Alone, at a worker that answers others: it is tried alone the next time, too.
+    // Alone, at a worker that answers others: retry it alone, too.
     const stays = size === 1 && !isCertain(finding);
     return this.#retry(members, reply, {
       finding,
@@ -96,42 +90,41 @@ export class Verdicts {
     });
   }
 
-  /** Whether nothing but this input can have been the cause. */
+  /** Whether nothing but this input can be the cause. */
   #alone(members: Members): boolean {
     return members.length === 1 && !this.#batch.overlapped;
   }
 
-  /** In doubt it is tried again when more is known: four tries outlast what an ejected worker would have rested. */
+  /** In doubt it is retried when more is known: four tries outlast an ejected worker's pause. */
   #pauseMs(finding: Finding): number {
     if (finding.counts === "no" || isCertain(finding)) return 0;
     return Math.min(DOUBT_PAUSE * this.#rules.health.ejectMs, this.#rules.retry.maxMs);
   }
 
-  /** Alone, twice, and no usable output though the worker answered others: the input's own fault. */
+  /** Alone, twice, without usable output though the worker answered others: the input's fault. */
   guilty(members: Members): Promise<unknown> {
     for (const member of members) this.#find([member], false);
     return this.#fail(members, "INPUT_REJECTED", UNUSABLE);
   }
 
-  /** Refuses inputs untried that ended workers a moment ago; the one that was tried is kept as a dead letter. */
+  /** Rejects inputs that just killed workers; the one that was tried is kept as a dead letter. */
   bar(members: Members): Promise<unknown> {
     const message = "it ended workers a moment ago; it is not tried again so soon";
     return this.#fail(members, "INFERENCE_FAILED", message);
   }
 
-  /** Finds out whose fault it is that these failed. */
   #find(members: Members, died: boolean): Finding {
     const { blame, clock, workers } = this.#parts;
     const { slot } = this.#batch;
     const { standing } = slot.circuit;
     const fleet = workers.slots.map(({ circuit }) => circuit.standing);
-    // What died beside another batch may have died of that one.
+    // If a worker dies with two batches, either may be the cause.
     const alone = died ? this.#alone(members) : members.length === 1;
     const failure = { suspects: members.map(suspectOf), worker: slot, standing, fleet, alone, died };
     return blame.failed(failure, clock.now());
   }
 
-  /** The same, and holds it against the worker if it may be the worker's fault. */
+  /** As `#find`, and counts it against the worker if it may be the worker's fault. */
   #blame(members: Members, why: Failure, died: boolean): Finding {
     const finding = this.#find(members, died);
     this.#hold(briefly(why), false, finding);
@@ -149,17 +142,15 @@ export class Verdicts {
     workers.failed(slot, clock.now(), why, unreachable, held);
   }
 
-  /** Tries again later, or gives up. */
   async #retry(members: Members, why: Failure, { finding, atMost, bars }: Again): Promise<void> {
     const over = finding.over ? "workers fail with this input, and answer others" : undefined;
     const message = over === undefined ? briefly(why) : `${briefly(why)}: ${over}`;
     const now = this.#parts.clock.now();
     const pauseMs = this.#pauseMs(finding);
-    // One random number for the batch: its tasks come back together and fill one batch again.
+    // One random number per batch: its tasks come back together and fill one batch again.
     const random = this.#parts.random();
     const code = "INFERENCE_FAILED";
-    /** In the order of the verdicts; undefined where it is tried again. */
-    const dead: (Task | undefined)[] = [];
+    const dead: (Task | undefined)[] = []; // in the order of the verdicts; undefined where it is retried
     const replies = await this.#settle(members, ({ attempt, task }) => {
       const at = over === undefined ? this.#retryAt(attempt, now, random) : undefined;
       dead.push(at === undefined ? task : undefined);
@@ -172,10 +163,10 @@ export class Verdicts {
       if (bars === true) this.#parts.blame.bar(suspectOf(members[0]!), now);
       const made = attempt === 1 ? "the only attempt failed" : `all ${attempt} attempts failed`;
       const reason = `${over ?? made}; it is kept as a dead letter`;
-      // The worker's own words may tell more of the inside than a caller should see.
+      // The worker's message may reveal internals that a caller should not see.
       return { kind: "dead", code, message: reason, detail: why.message };
     });
-    // Only what the engine took: a task that had ended already, or is held by another lease, is no dead letter.
+    // Only what the engine took: a task that ended already, or is held by another lease, is no dead letter.
     dead.forEach((task, at) => {
       if (task === undefined || replies[at] !== "taken") return;
       const { id, model, trace } = task;
@@ -184,8 +175,9 @@ export class Verdicts {
   }
 
   /**
-   * Not cleared in time: back to the queue, where the attempt counts, and never again in so large a batch. A task without
-   * an attempt left is spared this one: none dies of another's refusal. It ends, because batches only get smaller.
+   * Not cleared in time: back to the queue with the attempt counted, and never again in so large a batch. A task
+   * without an attempt left is spared this one: none dies of another's refusal. It terminates because batches only get
+   * smaller.
    */
   putBack(members: Members, batchSize: number): Promise<unknown> {
     const now = this.#parts.clock.now();
@@ -211,7 +203,6 @@ export class Verdicts {
     return at;
   }
 
-  /** Back to the queue through no fault of theirs: no attempt is counted. */
   spare(members: Members, at: number, message: string, maxBatchSize = Infinity): Promise<unknown> {
     return this.#settle(members, () => ({ kind: "retry", at, message, spared: true, maxBatchSize }));
   }
@@ -220,7 +211,7 @@ export class Verdicts {
     return this.#settle(members, () => ({ kind: "failed", code, message }));
   }
 
-  /** What the engine replies to each verdict, in the order in which `judge` was asked. */
+  /** The engine's replies, in verdict order. */
   async #settle(members: Members, judge: Judge): Promise<readonly SettleReply[]> {
     if (this.silent) return [];
     const verdicts: Verdict[] = [];
@@ -231,7 +222,6 @@ export class Verdicts {
   }
 }
 
-/** Back to the queue through no fault of theirs: no attempt is counted. */
 export function spared(
   tasks: readonly ClaimedTask[],
   at: number,
@@ -245,7 +235,7 @@ function briefly({ brief, message }: Failure): string {
   return brief ?? message;
 }
 
-/** As far as can be told it is the worker's failure, and not just a further one of the same inputs. */
+/** Most likely the worker's failure, and not just another of the same inputs. */
 function isCertain({ counts, repeated }: Finding): boolean {
   return counts === "yes" && !repeated;
 }

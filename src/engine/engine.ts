@@ -1,52 +1,49 @@
 /**
- * The engine contract: where tasks and their outcomes live. `test/contract/engine.ts` holds every engine to this page.
+ * The engine contract: where tasks and their outcomes live. `test/contract/engine.ts` checks every engine against it.
  *
  * One record per task, under its id, from `put` until a time to live after its end. Result store, idempotency, joining
- * identical tasks and response routing are all that record. Rules that hold across verbs:
- *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. Any end of that but `done`, a cancel by
- *    its owner included, puts it back among the dead letters with the latest reason.
- *  - The first good outcome wins, from whichever lease it comes, also an expired one. Bad news (`retry`, `failed`, `dead`)
- *    is taken only from the lease that holds the task now.
- *  - A record that is not final is in exactly one place: a queue, the waiting room for retries, or a lease.
- *  - Only the tenant that owns a record can see or end it; to anybody else it does not exist.
- *  - Inside a tier tenants take turns (`core/fair.ts`): one that floods it delays no other. An engine that many processes
- *    share may go by estimates there; its files say how far they are off.
- *  - Tenants share what is bounded by the rule in `core/share.ts`, so that none can take all of it:
- *     - Groups of one model (`MAX_GROUPS`). A `put` whose parameters no waiting task of the model has opens one, and is
- *       `full` with `own` when its tenant has opened as many as it may. Joins, answers from the cache, retries and
- *       replays are never refused for that. An engine that many processes share may count per shard or by estimates.
- *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself. Replays are not refused for
- *       that either. Of kept outcomes the tenant that holds the most loses its oldest first, never one that holds less
+ * of identical tasks and response routing all use that record. Rules across verbs:
+ *  - `done` and `failed` are final; only `deadLetters.replay` reopens a dead letter. If that ends in anything but
+ *    `done`, cancellation by its owner included, it is a dead letter again with the latest reason.
+ *  - The first success wins, from any lease, even an expired one. `retry`, `failed` and `dead` are accepted only from
+ *    the lease that holds the task now.
+ *  - A record that is not final is in exactly one place: a queue, the retry set, or a lease.
+ *  - Only the owning tenant can see or end a record; for any other tenant it does not exist.
+ *  - Inside a tier tenants take turns (`core/fair.ts`). A shared engine may estimate; its files say how far it is off.
+ *  - Tenants share bounded resources by the rule in `core/share.ts`, so that none can take all:
+ *     - Groups of one model (`MAX_GROUPS`). A `put` with parameters that no waiting task of the model has opens one,
+ *       and is `full` with `own` at its tenant's share. Joins, cache answers, retries and replays are never refused for
+ *       that. A shared engine may count per shard or estimate.
+ *     - Bytes of unfetched outcomes (`results.maxBytes`), where the engine keeps them itself. Replays are not refused
+ *       for that either. The tenant that holds the most loses its oldest kept outcome first, never one that holds less
  *       than `maxBytes` divided by the tenants that hold any.
- *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, and with each task
- *    where each is stored with its own copy (on disk, in Redis).
- *  - An outcome whose only caller hung up (`cancel` with `abandoned`), and for which no Idempotency-Key can bring that caller
- *    back, is not promised: it is kept like a delivered one.
- *  - A lease that runs out is held against its tasks as `core/retry.ts` says: alone, then dead letter.
- *  - A shared engine may be out of reach: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells the client to
- *    send the request again, and whatever was accepted stays accepted.
+ *  - `maxQueuedBytes` counts inputs and parameters: parameters once where tasks share their text, per task where each
+ *    is stored with a copy (on disk, in Redis).
+ *  - An outcome whose only caller hung up (`cancel` with `abandoned`), without an Idempotency-Key that could bring that
+ *    caller back, is not promised: it is kept like a delivered one.
+ *  - An expired lease counts against its tasks as `core/retry.ts` says: alone, then dead letter.
+ *  - A shared engine may be unreachable: `put`, `cancel` and `outcome` then reject with a `Refusal` that tells the
+ *    client to resend, and what was accepted stays accepted.
  */
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";
 
-/** How a new task may share the work or the outcome of another. Keys are made by the intake. */
+/** How a new task may share the work or outcome of another. The intake makes the keys. */
 export interface Sharing {
-  /** Join a task in flight that carries the same key. */
+  /** Joins a task in flight with the same key. */
   readonly joinKey?: string;
-  /** Reuse a success settled under the same key; this one's success is kept for `cacheTtlMs`. */
+  /** Reuses a success settled under the same key; this task's success is kept for `cacheTtlMs`. */
   readonly cacheKey?: string;
   readonly cacheTtlMs?: number;
-  /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body it came with. */
+  /** The caller's Idempotency-Key, scoped to its tenant, and a fingerprint of the body. */
   readonly idempotency?: { readonly key: string; readonly fingerprint: string };
   /**
-   * There is no room: answer or join what is there, and otherwise say `full`. Then nothing was written, and
-   * an Idempotency-Key that stood for nothing still does.
+   * No room: answer or join an existing task, else `full`, with nothing written and the Idempotency-Key still unused.
    */
   readonly only?: boolean;
 }
 
 export type PutReply =
-  /** The task is in its queue. */
   | { readonly kind: "queued"; readonly id: string }
   /** Task `id` of the same tenant is in flight and will answer for this one; wait for it instead. */
   | { readonly kind: "joined"; readonly id: string }
@@ -56,15 +53,14 @@ export type PutReply =
       readonly id: string;
       readonly record: RecordView;
       readonly cached: boolean;
-      /** It ran, and could not be stored: answer with the outcome, as it may not be there to be asked for later. */
+      /** It ran and could not be stored: answer with the outcome, as it may not be there to be polled later. */
       readonly unstored?: true;
     }
   /** The Idempotency-Key was used with another body. */
   | { readonly kind: "conflict"; readonly id: string }
   /**
-   * Nothing was written. `message` says which bound is reached; `own`: the tenant's own share of it, which others
-   * still have. `never`: an empty queue has no room for it either. `retryInMs`: when there will be room at the
-   * earliest, where the engine knows.
+   * Nothing was written. `message` names the bound; `own`: it is the tenant's share that is exhausted. `never`: it does
+   * not fit an empty queue either. `retryInMs`: the earliest time with room, where known.
    */
   | {
       readonly kind: "full";
@@ -74,19 +70,18 @@ export type PutReply =
       readonly retryInMs?: number;
     };
 
-/** What the owner, or an operator, may read of a record. */
+/** What the owner or an operator may read of a record. */
 export interface RecordView {
   readonly task: Task;
   readonly state: TaskState;
-  /** First is 1; 0 while it was never claimed. */
+  /** First is 1; 0 if never claimed. */
   readonly attempt: number;
-  /** When it came to its queue. A retry or a put-back keeps it, and so its age; a replay starts anew. */
+  /** When it entered its queue. A retry or put-back keeps it; a replay resets it. */
   readonly queuedAt: number;
   readonly settledAt?: number;
   readonly outcome?: Outcome;
-  /** How many bytes the output has in UTF-8, where that is known already. */
+  /** UTF-8 bytes of the output, where known already. */
   readonly outputBytes?: number;
-  /** Answered from an earlier outcome. */
   readonly cached?: boolean;
   /** The batch that it is in, or that decided it. */
   readonly batch?: BatchNote;
@@ -94,13 +89,13 @@ export interface RecordView {
 
 export interface ClaimRequest {
   readonly model: string;
-  /** Which tasks: those with exactly these parameters. */
+  /** Only tasks with exactly these parameters. */
   readonly parameters: Json;
   readonly max: number;
   readonly leaseMs: number;
   /**
-   * Their worker runs inside this process, so an input that crashes it ends the process: an engine on a disk notes who
-   * runs before it returns, and holds the death against them at the next start (`core/retry.ts`).
+   * The worker runs in this process, so an input that crashes it ends the process: an engine on disk records the
+   * running tasks before it returns, and counts the death against them at the next start (`core/retry.ts`).
    */
   readonly inProcess?: boolean;
   readonly batch: Omit<BatchNote, "size">;
@@ -121,9 +116,9 @@ export interface Lease {
 
 export type Verdict = { readonly id: string } & (
   | { readonly kind: "done"; readonly output: Json }
-  /** Final, and not worth keeping for a person. */
+  /** Final, not kept for operators. */
   | { readonly kind: "failed"; readonly code: ErrorCode; readonly message: string }
-  /** Final, and kept as a dead letter with its input. Callers see `message`, operators `detail`. */
+  /** Final, kept as a dead letter with its input. Callers see `message`, operators `detail`. */
   | { readonly kind: "dead"; readonly code: ErrorCode; readonly message: string; readonly detail: string }
   /** Not final: back to the front of its queue at `at`. */
   | {
@@ -132,45 +127,44 @@ export type Verdict = { readonly id: string } & (
       readonly message: string;
       /** Does not count as an attempt. */
       readonly spared?: boolean;
-      /** It never left for its worker, so nobody is told that it is tried again. */
+      /** It was never sent to its worker, so no retry event is emitted. */
       readonly unsent?: boolean;
-      /** Its batch is overdue and still running. Taken once in a task's life; after that it is late. */
+      /** Its batch is overdue and still running. Accepted once per task, then `late`. */
       readonly overdue?: boolean;
-      /** Never again in a batch larger than this: one of its mates may be poison. */
+      /** Never again in a larger batch: one of the tasks in its batch may have caused the failure. */
       readonly maxBatchSize?: number;
     }
 );
 
-/** What became of a verdict: taken, too late (somebody else decided or holds it), or no such record. */
+/** Taken, too late (already decided, or held by another lease), or no such record. */
 export type SettleReply = "taken" | "late" | "gone";
 
 export type CancelReply =
-  /** It was queued and is now failed with CANCELLED (or dropped, when it was abandoned). */
+  /** Was queued, now failed with CANCELLED (or dropped, if abandoned). */
   | "cancelled"
-  /** It was final and is forgotten. */
   | "forgotten"
-  /** It is running, another caller joined it, or it carries a key that somebody may come back for. */
+  /** It is running, another caller joined it, or it has a key that a caller may come back with. */
   | "kept"
   | "unknown";
 
 /**
- * Groups that may wait for one model at once. Each is looked at before a batch is chosen and leaves in batches of
- * its own, so more of them than a fleet could serve within `queueMs` are only a cost.
+ * Bound on waiting groups per model. Each is examined before a batch is chosen and needs separate batches, so more than
+ * a fleet could serve within `queueMs` are only a cost.
  */
 export const MAX_GROUPS = 2048;
 
-/** A group: the tasks of one model that may share a batch, which are those with the same parameters. */
+/** A group: tasks of one model with equal parameters, which may share a batch. */
 export interface QueueView {
   readonly parameters: Json;
-  /** The best tier that has a task in it. */
+  /** Best tier with a task in it. */
   readonly tier: number;
   readonly depth: number;
-  /** When the task that waits longest was queued. */
+  /** When the longest-waiting task was queued. */
   readonly oldestAt: number;
   readonly earliestDeadlineAt: number;
-  /** How many of them were never tried; a batch without one is an extra call. */
+  /** Tasks never tried; a batch without one is an extra call. */
   readonly fresh: number;
-  /** The first task may not ride in a larger batch than this. */
+  /** Largest batch that the first task may be in. */
   readonly headMaxBatchSize: number;
 }
 
@@ -183,24 +177,20 @@ export interface DeadLetter {
 }
 
 export interface EngineListener {
-  /**
-   * A task reached its end. Called once per settled record; an engine that is shared tells each process of
-   * the tasks that it put, joined or follows.
-   */
+  /** Called once per settled record; a shared engine tells each process of the tasks that it put, joined or follows. */
   settled?(record: RecordView): void;
   /** `count` tasks entered a queue (new, retried, replayed or put back), which now holds `depth`. */
   queued?(model: string, parameters: Json, depth: number, count: number): void;
-  /** Something falls due at `at`, sooner than `reap` last said. */
+  /** Something is due at `at`, sooner than `reap` last returned. */
   due?(at: number): void;
 }
 
 /**
- * The bounds that an engine keeps. An engine gets them as a function, which returns the same object until a reload
- * switches to the next one: new models have a queue at once, what waits for a model that is gone should have left
- * before, and tasks keep the deadlines that they came with. The number of tiers never changes.
+ * The engine's bounds, passed as a function that returns the same object until a reload: new models have a queue at
+ * once, tasks of a removed model should have left before, and tasks keep their deadlines. The number of tiers never
+ * changes.
  */
 export interface EngineLimits {
-  /** Each model's own. */
   readonly models: ReadonlyMap<string, { readonly queueMs: number; readonly totalMs: number }>;
   readonly tiers: number;
   /** Queued, or waiting for a retry. */
@@ -212,65 +202,55 @@ export interface EngineLimits {
 
 export interface Engine {
   /**
-   * Takes a task in: joins it, answers it or queues it, atomically. Resolves when the task is as safe
-   * as this engine makes it (on disk, where it has one); only then may a client be told "accepted". Answers
-   * without a promise where there is nothing to wait for: that is once for every request.
-   * Putting the same task id twice queues it once.
+   * Joins, answers or queues a task, atomically. Resolves when the task is as safe as this engine makes it (on disk,
+   * where it has one); only then may a client be told "accepted". Returns without a promise where there is nothing to
+   * wait for (this runs once per request). Putting the same task id twice queues it once.
    */
   put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
-  /**
-   * What the id of the next task of a model shall begin with (`ids.ts`), where tasks are stored in bundles. Left out: any id
-   * will do.
-   */
+  /** Id prefix for a model's next task (`ids.ts`), where tasks are stored in bundles. If absent, any id will do. */
   bundle?(model: string): string;
-  /**
-   * Why a request of so many tasks, which share their parameters, could never be queued however empty the queue is;
-   * undefined: it can be. Asked before they are put.
-   */
+  /** Why `tasks` with shared parameters do not fit even an empty queue; undefined if they do. Asked before the puts. */
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined;
-  /**
-   * Runs `puts`, which puts several tasks at once: those who watch the queues hear of them when the last one is in,
-   * so that the inputs of one request can leave in one batch.
-   */
+  /** Runs several puts; listeners hear of them after the last, so that one request's inputs can leave in one batch. */
   together<Puts>(puts: () => Puts): Puts;
 
   /**
-   * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their
-   * deadline are settled, not claimed. An empty lease means that nothing was there. If nobody settles or
-   * extends the lease in time, `reap` puts its tasks back.
+   * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their deadline are
+   * settled, not claimed. An empty lease means that nothing was there. If the lease is neither settled nor extended in
+   * time, `reap` puts its tasks back.
    */
   claim(request: ClaimRequest): Promise<Lease>;
 
-  /** Holds the lease for another `leaseMs`. Resolves with the ids that it no longer holds. */
+  /** Extends the lease by `leaseMs` from now. Resolves with the ids that it no longer holds. */
   extend(lease: Lease, leaseMs: number): Promise<readonly string[]>;
 
   /**
-   * Decides tasks of a lease; each verdict is one atomic act: state, outcome, queue and wake-up.
-   * Repeating it changes nothing. A lease may be settled in parts.
+   * Decides tasks of a lease; each verdict is atomic (state, outcome, queue, wake-up). Idempotent; may be done in
+   * parts.
    */
   settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]>;
 
   /**
-   * Ends a task for its owner, and resolves when that is as safe as `put` makes a task. With `abandoned`, the caller hung up: it is dropped only if it is
-   * queued, nobody joined it, and no Idempotency-Key could bring the caller back.
+   * Ends a task for its owner; resolves when that is as safe as `put` makes a task. With `abandoned`, the caller hung
+   * up: it is dropped only if it is queued, no caller joined it, and no Idempotency-Key could bring the caller back.
    */
   cancel(id: string, tenant: string, abandoned?: boolean): Promise<CancelReply>;
 
   /**
-   * The record, if it exists and belongs to `tenant`; without `tenant`: for an operator. The input and the
-   * parameters of a finished task are no longer there (""): only dead letters keep theirs.
+   * The record, if it exists and belongs to `tenant`; without `tenant`: for an operator. A finished task's input and
+   * parameters are "": only dead letters keep theirs.
    */
   outcome(id: string, tenant?: string): Promise<RecordView | undefined>;
 
-  /** As `outcome`; and if the record is not final, this process will be told of its end (`watch`). */
+  /** As `outcome`; if the record is not final, this process will be told of its end (`watch`). */
   follow(id: string, tenant: string): Promise<RecordView | undefined>;
 
-  /** Its owner has received the outcome; with `results.evictAfterRead` it is forgotten. */
+  /** Its owner received the outcome; with `results.evictAfterRead` it is forgotten. */
   delivered(id: string): void;
 
   /**
-   * Does what time demands: fails what waited too long, returns expired leases and due retries to
-   * their queues, forgets old records. Resolves with the instant of the next thing to do.
+   * Does what is due: fails what waited too long, returns expired leases and due retries to their queues, forgets old
+   * records. Resolves with the time of the next thing to do.
    */
   reap(now: number): Promise<number>;
 
@@ -281,19 +261,16 @@ export interface Engine {
   ): Promise<{ readonly allowed: boolean; readonly left: number; readonly resetMs: number }>;
 
   /**
-   * What this process knows of a model's queues now, those with tasks of the best tier first, and among these the
-   * longest-waiting first; where the engine knows whose they are, tenants in turn, each with its longest-waiting
-   * first. At most `perTier` of each tier need be told. No round trip.
+   * This process's current view of a model's queues: best tier first, then longest-waiting first; where tenants are
+   * known, tenants in turn, each with its longest-waiting first. At most `perTier` per tier are required. No round
+   * trip.
    */
   queues(model: string, perTier?: number): Iterable<QueueView>;
 
-  /** How many tasks of a model wait in each tier, those on their way in included; no round trip. */
+  /** Waiting tasks of a model by tier, including those on their way in. No round trip. */
   waiting(model: string): readonly number[];
 
-  /**
-   * How many tasks of its tier would be served before a new one of this tenant, which is fewer than wait
-   * there when others flood it: tenants take turns. An estimate; no round trip.
-   */
+  /** Estimated tasks of its tier served before a new one of this tenant, as tenants take turns. No round trip. */
   turn(model: string, tier: number, tenant: string): number;
 
   stats(): EngineStats;
@@ -304,11 +281,11 @@ export interface Engine {
     list(): Promise<readonly DeadLetter[]>;
     get(id: string): Promise<DeadLetter | undefined>;
     /**
-     * Queues it again under its own id with fresh attempts; false when it is not (or no longer) dead. Rejects with a
-     * `Refusal` that says when to try again, and the letter stays, while the bounds of `put` leave no room for it.
+     * Requeues it under its id with fresh attempts; false if it is not (or no longer) dead. While the bounds of `put`
+     * leave no room it stays, and this rejects with a `Refusal` that says when to retry.
      */
     replay(id: string): Promise<boolean>;
-    /** Forgets it; false when there is none. */
+    /** Forgets it; false if there is none. */
     purge(id: string): Promise<boolean>;
   };
 
@@ -325,10 +302,10 @@ export interface EngineStats {
   readonly depth: ReadonlyMap<string, readonly number[]>;
 }
 
-/** What the copies of one request's parameters may take where each task is stored with its own. */
+/** Bound on the copies of one request's parameters where each task is stored with a copy. */
 const MAX_COPIED_BYTES = 64 << 20;
 
-/** `Engine.neverFits` by these limits; `copied`: each task is stored with its own copy of the parameters. */
+/** `Engine.neverFits` by these limits; `copied`: each task is stored with a copy of the parameters. */
 export function neverFits(
   { maxQueued, maxQueuedBytes }: EngineLimits,
   request: { readonly tasks: number; readonly inputBytes: number; readonly parameterBytes: number },

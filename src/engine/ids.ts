@@ -1,10 +1,7 @@
 /**
- * Task ids: 36 characters in Crockford's base 32.
- *
- * The first ten are the time, which makes ids sort by arrival and keeps indexes and logs in order; the rest is chance,
- * which makes them impossible to guess: that is what keeps one caller's result from another. Where the engine
- * stores tasks in bundles, those of one bundle share the first 21 (ten of time, ten of chance, the shard) and
- * differ in the last 15, which are 75 random bits.
+ * Task ids: 36 characters of Crockford's base 32. Ten of time, so that ids sort by arrival; the rest is random, so that
+ * one caller cannot guess another's result. Tasks of one bundle share the first 21 (ten of time, ten random, the
+ * shard); the last 15 are 75 random bits.
  */
 import { randomFillSync } from "node:crypto";
 import { ID_DIGITS } from "../core/home.ts";
@@ -17,8 +14,7 @@ const POOL_BYTES = 8192;
 
 const pool = new Uint8Array(POOL_BYTES);
 let used = pool.length;
-/** Written anew for each id: one string is made, instead of one for every character on the way. */
-const digits = Buffer.alloc(ID_LENGTH);
+const digits = Buffer.alloc(ID_LENGTH); // reused, so that one string is made per id
 let lastMs = -1;
 
 /** `bundle`: the first 21 characters; without it the whole id is new. */
@@ -32,7 +28,6 @@ export function newId(nowMs: number, bundle?: string): string {
   return digits.toString("latin1");
 }
 
-/** What the ids of one bundle begin with. */
 export function newBundle(nowMs: number, shard: number): string {
   writeTime(Math.floor(nowMs));
   writeRandom(TIME_DIGITS, BUNDLE_DIGITS);
@@ -40,7 +35,7 @@ export function newBundle(nowMs: number, shard: number): string {
   return digits.toString("latin1", 0, BUNDLE_DIGITS + 1);
 }
 
-/** Whether a text could be one of ours; anything else need not be looked up. */
+/** Whether a text could be an id; anything else need not be looked up. */
 export function looksLikeId(text: string): boolean {
   return /^[0-9A-HJKMNP-TV-Z]{36}$/.test(text);
 }

@@ -16,7 +16,6 @@ export interface WorkerReport {
   /** Undefined for a child process. */
   readonly address?: string;
   readonly state: string;
-  /** Tasks of the running batch. */
   readonly in_flight: number;
   readonly batches: number;
   readonly tasks: number;
@@ -56,7 +55,6 @@ export interface Inside {
   workers(): readonly WorkerReport[];
   serves(model: string): boolean;
   readonly desk: WorkerDesk;
-  /** For the models whose batches this process runs. */
   curves(): readonly CurveReport[];
   /** Wanted workers per model, and why. */
   scaling(): readonly object[];
@@ -195,13 +193,11 @@ function checkAccess(exchange: Exchange, token: string | undefined): void {
 export interface WorkerName {
   readonly model: string;
   readonly name: string;
-  /** Undefined for a child process. */
   readonly address?: string;
 }
 
 /** Methods throw a Refusal that says what to do. */
 export interface WorkerDesk {
-  /** Resolves when the worker can take batches. */
   add(model: string | undefined, url: string | undefined): Promise<WorkerName>;
   drain(name: string, model?: string): WorkerName;
   resume(name: string, model?: string): WorkerName;

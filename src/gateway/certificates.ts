@@ -72,7 +72,6 @@ export class Certificates {
     this.#listeners.push(changed);
   }
 
-  /** Rejects with one line about the first unusable file. */
   async start(): Promise<void> {
     const texts = await readAll(this.#setting, this.#paths);
     this.#seen = JSON.stringify(texts);

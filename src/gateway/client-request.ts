@@ -38,7 +38,6 @@ export abstract class ClientRequest implements AnsweredRequest {
   #bodyHeld = 0;
   #answerHeld = 0;
   #over = false;
-  /** Set while the request waits for room. */
   #resume: (() => void) | undefined;
 
   constructor(request: IncomingMessage, now: number, bytes: ClientBytes) {
@@ -73,10 +72,7 @@ export abstract class ClientRequest implements AnsweredRequest {
     if (this.status === 0) this.status = CLIENT_LEFT;
   }
 
-  /**
-   * Undefined: the client reads its responses. Else resolves when it has read enough to get another; never if it leaves
-   * first.
-   */
+  /** Undefined: the client reads its responses. Else resolves when it has room; never if it leaves first. */
   get room(): Promise<void> | undefined {
     const { answers } = this.#bytes;
     if (answers.total === 0 || this.#over || answers.hasRoom(this.#holder())) return undefined;
@@ -86,7 +82,6 @@ export abstract class ClientRequest implements AnsweredRequest {
     });
   }
 
-  /** The refusal of a body while there is no room for so many bytes. */
   protected noRoomFor(bytes: number): Refusal | undefined {
     if (this.#bytes.bodies.fits(this.#holder(), bytes)) return undefined;
     const message =
@@ -94,7 +89,6 @@ export abstract class ClientRequest implements AnsweredRequest {
     return new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 1000 });
   }
 
-  /** Counts received body bytes, or says why they cannot be held. */
   protected holdBody(bytes: number): Refusal | undefined {
     const refusal = this.noRoomFor(bytes);
     if (refusal !== undefined) return refusal;
@@ -113,7 +107,6 @@ export abstract class ClientRequest implements AnsweredRequest {
     this.#answerHeld += bytes;
   }
 
-  /** Releases all bytes held for the request. */
   protected releaseAll(): void {
     this.#over = true;
     this.releaseBody();
@@ -133,10 +126,8 @@ export abstract class ClientRequest implements AnsweredRequest {
 export class ByteBudget {
   readonly #max: () => number;
   readonly #shares = new Shares();
-  /** Requests waiting for room, by client. */
   readonly #waiting = new Map<string, Set<() => void>>();
 
-  /** `max` may change while bytes are held. */
   constructor(max: () => number) {
     this.#max = max;
   }
@@ -168,14 +159,12 @@ export class ByteBudget {
     return total === 0 || hasShare(this.#shares.heldBy(client), total, this.#max(), holders);
   }
 
-  /** Calls `resume` once, when the client has room. */
   wait(client: string, resume: () => void): void {
     const waiting = this.#waiting.get(client);
     if (waiting === undefined) this.#waiting.set(client, new Set([resume]));
     else waiting.add(resume);
   }
 
-  /** Cancels `wait`. */
   leave(client: string, resume: () => void): void {
     const waiting = this.#waiting.get(client);
     if (waiting?.delete(resume) === true && waiting.size === 0) this.#waiting.delete(client);

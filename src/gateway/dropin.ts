@@ -45,11 +45,9 @@ export interface DropInModel {
   readonly ready: () => boolean;
   /** Its name at the workers, if different. */
   readonly workerName?: string | undefined;
-  /** Undefined: no deny patterns. */
   readonly screen?: Screening | undefined;
 }
 
-/** A request to proxy. */
 export interface Passage {
   readonly model: string;
   /** Relative to the worker's base, without the query. */
@@ -57,7 +55,6 @@ export interface Passage {
   readonly query: string;
   /** If it was read already. */
   readonly body?: Buffer | undefined;
-  /** Undefined: no credential was required. */
   readonly caller?: Caller | undefined;
   /** Response headers: name, value, name, value… */
   readonly headers: readonly string[];
@@ -72,7 +69,6 @@ export interface DropInParts {
   readonly path: RequestPath;
   readonly proxy: Proxy;
   readonly limits: RequestLimits;
-  /** Whether this process accepts requests. */
   readonly ready: () => boolean;
   readonly version: string;
 }
@@ -110,7 +106,6 @@ export class DropIns {
     this.#routes = [...spoken].flatMap(compile);
   }
 
-  /** Routes with a fixed path. */
   routes(): Routes {
     const still = this.#routes.filter(({ pattern }) => pattern === undefined);
     return Object.fromEntries(
@@ -320,14 +315,12 @@ function namedBody(body: Buffer, model: DropInModel, { route }: Place): Buffer {
   return Buffer.from(`{"model":${name}${/^\{\s*\}/.test(text) ? "" : ","}${text.slice(1)}`);
 }
 
-/** The model a path names, among those that speak its protocol. */
 function meant({ pinned, names }: Place, speakers: readonly DropInModel[]): DropInModel | undefined {
   if (pinned !== undefined) return pinned;
   if (names["model"] !== undefined) return speakers.find(({ name }) => name === names["model"]);
   return speakers.length === 1 ? speakers[0] : undefined;
 }
 
-/** The path with the worker's name for the model. */
 function renamed({ path, route, names }: Place, model: DropInModel): string {
   if (route === undefined || !route.includes("{model}")) return path;
   return route.replace(/\{(\w+)\}/g, (_, name: string) =>
@@ -363,7 +356,6 @@ function compile(protocol: Protocol): Compiled[] {
   ];
 }
 
-/** Undefined for a path without parameters. */
 function patternOf(path: string): RegExp | undefined {
   if (!path.includes("{")) return undefined;
   const source = path.replace(/[.*+?^$()|[\]\\]/g, "\\$&").replace(/\{(\w+)\}/g, "(?<$1>[^/:]+)");

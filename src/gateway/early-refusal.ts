@@ -21,7 +21,6 @@ import { JSON_TYPE } from "./reply.ts";
 
 export interface WorkRoute {
   readonly path: string;
-  /** Undefined: Ferry's native shape. */
   readonly shape: ErrorShape | undefined;
 }
 
@@ -32,7 +31,6 @@ export interface EarlyRefusalParts {
   readonly credentials: () => Credentials;
 }
 
-/** A response without its request id. */
 interface RefusalText {
   readonly before: string;
   readonly behind: string;
@@ -51,7 +49,6 @@ export class EarlyRefusals {
     this.#parts = parts;
   }
 
-  /** Whether any tier is refused now. */
   get active(): boolean {
     return this.#parts.admission.load.refusing;
   }

@@ -32,12 +32,10 @@ export interface ExchangeLimits {
 /** How a protocol renders an error: status and JSON body. */
 export type ErrorShape = (refusal: Refusal) => { readonly status?: number; readonly body: string | Buffer };
 
-/** Responds with an error thrown by a handler. */
 export type Failed = (exchange: Exchange, error: unknown) => void;
 
 type Use<Body> = (body: Body) => void;
 
-/** A response stream of events. */
 export interface Outflow {
   write(text: string): void;
   /** The client does not keep up: writes are buffered in memory. */
@@ -47,7 +45,6 @@ export interface Outflow {
   cut(): void;
 }
 
-/** The response stream of a proxied request. */
 export interface Relay {
   /** False: backpressure; `onDrain` tells when to go on. */
   write(chunk: Buffer): boolean;
@@ -61,9 +58,7 @@ export class Exchange extends ClientRequest {
   readonly #response: ServerResponse;
   readonly #limits: ExchangeLimits;
   readonly #failed: Failed;
-  /** This side aborted the response. */
   #broken = false;
-  /** The client sent Expect: 100-continue. */
   mayContinue = false;
   /** Set while draining: the connection closes after this response. */
   last = false;
@@ -95,10 +90,7 @@ export class Exchange extends ClientRequest {
     if (other !== undefined && !other.#response.writableFinished) this.#before = other;
   }
 
-  /**
-   * This request, or an earlier one on its connection, is read and unanswered: anything written to the connection now
-   * would be taken for its response.
-   */
+  /** Read and unanswered, itself or one before it: anything written now would be taken for that response. */
   get holdsUp(): boolean {
     if (this.#waits) return true;
     for (let each = this.#before; each !== undefined; each = each.#before) if (each.#waits) return true;
@@ -114,7 +106,6 @@ export class Exchange extends ClientRequest {
     return this.#response.writableEnded || this.left;
   }
 
-  /** Called by the listener when the connection or this response has ended. */
   closed(): void {
     // Responses leave in order, so earlier ones are complete too.
     this.#before = undefined;
@@ -141,15 +132,11 @@ export class Exchange extends ClientRequest {
     this.#failed(this, error);
   }
 
-  /**
-   * The body as text. Too large, not declared as JSON, or not UTF-8: answered with a refusal. Never settles if the
-   * client leaves first.
-   */
+  /** The body as text; refused if too large, not JSON or not UTF-8. Never settles if the client leaves first. */
   body(): Promise<string> {
     return new Promise((resolve) => this.#take(JSON_ONLY, asText, resolve));
   }
 
-  /** As `body`, as bytes, declared as one of these media types. */
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
     return new Promise((resolve) => this.#take(types, asItCame, resolve));
   }
@@ -181,7 +168,6 @@ export class Exchange extends ClientRequest {
     this.#read(this.#limits.maxBodyBytes, read, use);
   }
 
-  /** Whether there is a body, also of unknown length. */
   get hasBody(): boolean {
     const { request } = this;
     if (request.httpVersionMajor > 1)
@@ -191,12 +177,10 @@ export class Exchange extends ClientRequest {
     );
   }
 
-  /** Throws for a body declared too large. */
   checkLength(): void {
     if (Number(this.header("content-length") ?? 0) > this.#limits.maxBodyBytes) throw this.#tooLarge();
   }
 
-  /** The body as a stream, of any type. */
   inflow(): Inflow {
     const { maxBodyBytes: maxBytes } = this.#limits;
     const rules = { maxBytes, begin: () => this.#mayGoOn(), tooLarge: () => this.#tooLarge() };
@@ -357,10 +341,7 @@ export class Exchange extends ClientRequest {
     return this.last && this.request.httpVersionMajor === 1;
   }
 
-  /**
-   * Disconnects a client that does not read, so that its response does not stay in memory. Over HTTP/2 each stream has
-   * its own window, so that is not known yet.
-   */
+  /** Disconnects a client that does not read. Over HTTP/2 each stream has its own window, so that is unknown yet. */
   #sent(bytes: number): void {
     const response = this.#response;
     if (response.writableLength === 0 && this.request.httpVersionMajor === 1) return;
@@ -474,7 +455,6 @@ export interface InflowRules {
   readonly maxBytes: number;
   /** Called once, before the first byte is read. */
   readonly begin: () => void;
-  /** The error of a body that turns out too large. */
   readonly tooLarge: () => Error;
 }
 

@@ -65,13 +65,11 @@ export interface GrpcLimits extends Omit<ListenerLimits, "maxBodyBytes"> {
 
 export interface GrpcParts {
   readonly path: RequestPath;
-  /** Models that speak tensors. */
   readonly models: readonly GrpcModel[];
   readonly ready: () => boolean;
   readonly version: string;
   /** Undefined: any `:authority` is accepted. */
   readonly pages?: PageGuard | undefined;
-  /** Shared with the other listeners. */
   readonly bytes: ClientBytes;
   readonly clock: Clock;
   readonly events: Events;
@@ -150,7 +148,6 @@ export class GrpcListener {
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
   }
 
-  /** Waits until every call is answered, at most `ms`. */
   async settle(ms: number): Promise<void> {
     if (this.#open === 0) return;
     const { clock } = this.#parts;
@@ -330,7 +327,6 @@ export class GrpcCall extends ClientRequest implements PathRequest {
   readonly #limits: CallLimits;
   readonly #clock: Clock;
   readonly #failed: (call: GrpcCall, error: unknown) => void;
-  /** For the client's deadline. */
   #alarm: Alarm | undefined;
   #answered = false;
 
@@ -374,7 +370,6 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     return undefined;
   }
 
-  /** The HTTP status for a request that is not gRPC. */
   get foreign(): number | undefined {
     if (this.method !== "POST") return 405;
     return isGrpcType(this.header("content-type")) ? undefined : 415;
@@ -447,7 +442,6 @@ export class GrpcCall extends ClientRequest implements PathRequest {
     );
   }
 
-  /** Called by the listener when the stream has ended. */
   closed(): void {
     this.#alarm?.cancel();
     this.releaseAll();
@@ -474,7 +468,6 @@ export class GrpcCall extends ClientRequest implements PathRequest {
   }
 }
 
-/** name, value, name, value… as Node takes them for HTTP/2. */
 function fields(headers: readonly string[]): OutgoingHttpHeaders {
   const found: OutgoingHttpHeaders = {};
   for (let at = 0; at < headers.length; at += 2) found[headers[at]!] = headers[at + 1];

@@ -50,7 +50,6 @@ const SINGLE: ReadonlySet<string> = new Set([
 /** Bit n is set if a name has n letters: skips the lookup for most headers. */
 const LENGTHS = [...SINGLE].reduce((bits, name) => bits | (1 << name.length), 0);
 
-/** The repeated name in Node's raw headers: name, value, name, value… */
 function repeatedHeader(raw: readonly string[]): string | undefined {
   let seen: string[] | undefined;
   for (let at = 0; at < raw.length; at += 2) {

@@ -34,7 +34,6 @@ export interface Http2Limits {
   readonly keepAliveTimeoutMs: number;
 }
 
-/** Handles a request; HTTP/2 objects under HTTP/1.1 types. */
 export type Taker = (request: IncomingMessage, response: ServerResponse) => { fail(refusal: Refusal): void };
 export type Http2Takers = {
   readonly [name in "request" | "mayContinue" | "expectsTooMuch" | "wantsTunnel"]: Taker;
@@ -71,7 +70,6 @@ const GOODBYE_MS = 1000;
 
 interface Visit {
   open: number;
-  /** It has carried a request. */
   asked: boolean;
   alarm: Alarm | undefined;
 }
@@ -123,7 +121,6 @@ export class Http2Sessions {
     this.#server.emit("connection", socket);
   }
 
-  /** Connections accept no further request and close after their last response. */
   drain(): void {
     this.#draining = true;
     for (const session of this.#visits.keys()) session.close();

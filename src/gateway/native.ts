@@ -1,8 +1,6 @@
 /**
- * Ferry's native protocol: /v1/inference, /v1/result/{task_id}, /api/inference.
- *
- * Waiting follows RFC 7240: by default until done or the total timeout; `Prefer: respond-async` not at all; `Prefer:
- * wait=N` N seconds, then 202.
+ * Ferry's native protocol: /v1/inference, /v1/result/{task_id}, /api/inference. Waiting follows RFC 7240: by default
+ * until done or the total timeout; `Prefer: respond-async` not at all; `Prefer: wait=N` N seconds, then 202.
  */
 import { Refusal } from "../core/errors.ts";
 import { canonical, scan } from "../core/json.ts";
@@ -39,7 +37,6 @@ export interface NativeParts {
   readonly waiters: Waiters;
   readonly engine: Engine;
   readonly clock: Clock;
-  /** Requests need a credential. */
   readonly authRequired: boolean;
 }
 
@@ -176,7 +173,6 @@ function sendPending(exchange: Exchange, id: string, headers: readonly string[])
   ]);
 }
 
-/** A record as polling shows it. */
 function sendRecord(exchange: Exchange, record: RecordView, encoding: Encoding): boolean | Promise<boolean> {
   const { task, outcome, settledAt = task.createdAt, cached = false } = record;
   const headers = batchHeaders(record);
@@ -272,7 +268,6 @@ function readObject(text: string): NonNullable<ReturnType<typeof scan>["fields"]
   return fields;
 }
 
-/** Canonical; "" if there are none. */
 function parametersOf(json: string | undefined): string {
   if (json === undefined) return "";
   if (!json.startsWith("{")) throw new Refusal("INVALID_REQUEST", `"parameters" must be an object`);

@@ -217,7 +217,6 @@ const document = {
   components: { schemas },
 };
 
-/** Operations that need no credential. */
 const open = new Set(["/healthz", "/readyz"]);
 
 function secured(): object {

@@ -30,7 +30,6 @@ export interface Road {
 export interface PassedModel {
   readonly road: Road;
   readonly totalMs: number;
-  /** The client's `Authorization` goes to the worker. */
   readonly forwardAuthorization: boolean;
 }
 
@@ -393,7 +392,6 @@ export const MODEL_FIELD: ReadonlySet<string> = new Set(["model"]);
 /** Fields that name a model in `/api/show`, `/api/delete`, `/api/copy`, `/api/create` and others. */
 export const OLLAMA_FIELDS: ReadonlySet<string> = new Set(["model", "name", "source", "destination", "from"]);
 
-/** The path with the worker's name for the model. Throws a Refusal. */
 export function targetPath(path: string, target: PassTarget): string {
   const segments = path.split("/");
   for (let at = 0; at < segments.length; at++) {

@@ -22,7 +22,6 @@ import type { Exchange } from "./exchange.ts";
 export const JSON_TYPE = "application/json; charset=utf-8";
 const BYTES_TYPE = "application/octet-stream";
 
-/** A task's failure as the refusal of its request. */
 export function refusalOf({ outcome }: RecordView): Refusal | undefined {
   return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
 }
@@ -99,10 +98,7 @@ export function sendBytes(
   return false;
 }
 
-/**
- * Sends `head`, `"output":…` and `tail` (ASCII). A large tensor as numbers is written in pieces. False: the client
- * left.
- */
+/** Sends `head`, `"output":…`, `tail` (ASCII); a large tensor as numbers goes in pieces. False: the client left. */
 export function sendOutput(
   exchange: Exchange,
   { outcome, outputBytes }: RecordView,
@@ -152,7 +148,6 @@ export function encodingNamed(name: unknown, where: string): Encoding {
   throw new Refusal("INVALID_REQUEST", `${where} must be "base64" or "json"`);
 }
 
-/** `"output":…` and its fields; ASCII. */
 export function outputText(binary: Binary, encoding: Encoding): Json {
   const { dtype, shape, base64 } = binary;
   if (dtype === undefined) return `"output":"${base64}","encoding":"base64"`;
@@ -164,10 +159,7 @@ export function bytesHeaders({ dtype, shape }: Binary): readonly string[] {
   return dtype === undefined ? [] : ["x-ferry-dtype", dtype, "x-ferry-shape", shape.join(",")];
 }
 
-/**
- * From the Accept header: "json" (the default), "bytes" only, or "either": bytes if there are any. No wildcard means
- * bytes; at equal weight bytes win, as they cost less.
- */
+/** From the Accept header. "either": bytes if there are any. No wildcard means bytes; at equal weight bytes win. */
 export function accepted(accept: string | undefined): "json" | "bytes" | "either" {
   if (accept === undefined || !accept.toLowerCase().includes(BYTES_TYPE)) return "json";
   let bytes = 0;
@@ -184,16 +176,12 @@ export function accepted(accept: string | undefined): "json" | "bytes" | "either
   return json.share > 0 ? "either" : "bytes";
 }
 
-/** The weight of q=0.5; 1 if missing or invalid. */
 function shareOf(parameters: readonly string[]): number {
   const text = parameters.find((each) => /^q\s*=/.test(each))?.replace(/^q\s*=\s*/, "");
   return text !== undefined && /^(?:0(?:\.\d{0,3})?|1(?:\.0{0,3})?)$/.test(text) ? Number(text) : 1;
 }
 
-/**
- * In characters as stored (base64: a third more than the bytes); smaller responses take up to 5 ms and are rendered at
- * once.
- */
+/** Characters as stored (base64: a third more than the bytes); smaller responses take some 5 ms at most. */
 export const LARGE_CHARS = 131_072;
 /** Smaller pieces are gathered to be worth a turn and a write. */
 const TURN_CHARS = 65_536;
@@ -221,7 +209,6 @@ export class PieceLine {
     });
   }
 
-  /** False: the client left. */
   async send(exchange: Exchange, texts: Iterable<Json>, headers: readonly string[]): Promise<boolean> {
     const parts = await this.gather(texts, () => exchange.answered);
     if (parts === undefined || exchange.answered) return false;
@@ -238,7 +225,6 @@ export class PieceLine {
   }
 }
 
-/** One per process, like the event loop. */
 export const pieceLine = new PieceLine();
 
 function goOn({ texts, parts, unwanted, done, failed }: Waiting): boolean {

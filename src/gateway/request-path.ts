@@ -39,7 +39,6 @@ export interface PathRequest {
   readonly room?: Promise<void> | undefined;
   /** Calls `gone` when the client disconnects before its response; at once if it already has. */
   onGone(gone: () => void): void;
-  /** For errors that no promise carries. */
   failed(error: unknown): void;
 }
 
@@ -79,7 +78,6 @@ export interface ModelRoute {
   readonly gate: CapacityGate;
   /** Whether looking up a shareable outcome costs no round trip; with an Idempotency-Key it is done anyway. */
   readonly looksForFree: boolean;
-  /** Undefined: no deny patterns. */
   readonly screen?: Screening | undefined;
   /** Stores clients' credentials for the model's workers under a name; undefined: workers get none. */
   readonly vault?: { keep(header: string): string | undefined } | undefined;
@@ -103,7 +101,6 @@ export interface RequestPathParts {
   readonly waiters: Waiters;
   readonly engine: Engine;
   readonly clock: Clock;
-  /** Accepted tasks survive this process. */
   readonly durable: boolean;
 }
 
@@ -388,7 +385,6 @@ class Wait {
     return this.#end();
   }
 
-  /** Takes the outcomes in order, until one is pending. */
   #next(): Promise<void> | void {
     for (;;) {
       const ticket = this.#tickets[this.#records.length];
@@ -497,7 +493,6 @@ function workOf(tickets: readonly Ticket[]): Ticket["work"] {
   return work;
 }
 
-/** Characters of a client-chosen name. */
 const MAX_NAME = 255;
 
 export function checkName(what: string, value: string): void {

@@ -97,12 +97,10 @@ export class Screening {
   }
 }
 
-/** The refusal of an unreadable body, with the reason for reading it. */
 export function unscreenable({ code, message }: Refusal): Refusal {
   return new Refusal(code, `${WHY}; ${message}`);
 }
 
-/** Contents of `{"b64":"…"}`, at any depth. */
 function* base64Texts(json: Json): Generator<string, void> {
   // An escape may hide the name.
   if (!json.includes("b64") && !json.includes("\\u")) return;

@@ -1,9 +1,7 @@
 /**
- * An HTTP listener: sockets, limits, routes.
- *
- * Bounds connections, headers, bytes and timeouts before a handler runs. Node's parser refuses malformed requests;
- * repeated single-value headers such as `Host`, which it accepts, are refused here. Every refusal has the same JSON
- * shape. For TLS see `http2.ts`.
+ * An HTTP listener: sockets, limits, routes. Bounds connections, headers, bytes and timeouts before a handler runs.
+ * Node's parser refuses malformed requests; repeated single-value headers such as `Host`, which it accepts, are refused
+ * here. Every refusal has the same JSON shape. For TLS see `http2.ts`.
  */
 import cluster from "node:cluster";
 import { once } from "node:events";
@@ -44,7 +42,6 @@ export interface ListenerLimits {
   readonly keepAliveTimeoutMs: number;
 }
 
-/** `id`: the path segment at `{id}`. */
 export interface RouteHandler {
   (exchange: Exchange, id: string): Promise<void> | void;
   /** Set for a POST with work, which may be refused early; undefined: never refused early. */
@@ -69,9 +66,7 @@ export interface ListenerOptions {
   readonly elsewhere?: ((path: string) => Elsewhere | undefined) | undefined;
   /** Shared with the process's other listeners; default: a private budget. */
   readonly bytes?: ClientBytes | undefined;
-  /** Undefined: requests of web pages are served. */
   readonly pages?: PageGuard | undefined;
-  /** Undefined: no early refusals. */
   readonly early?: EarlyRefusals | undefined;
 }
 
@@ -88,7 +83,6 @@ interface Pattern {
   readonly methods: Methods;
 }
 
-/** State of an HTTP/1.1 connection. */
 interface Pipeline {
   /** The last request, until it is complete. */
   latest: Exchange | undefined;
@@ -98,10 +92,7 @@ interface Pipeline {
   stop: (() => void) | undefined;
 }
 const PIPELINE = Symbol("pipeline");
-/**
- * Internals of Node's parser: `onIncoming` passes a parsed request to `node:http`. The names are stable since io.js;
- * without them nothing is refused early.
- */
+/** Internals of Node's parser, stable since io.js; without `onIncoming` nothing is refused early. */
 interface Parser {
   onIncoming?: (request: IncomingMessage, keepsAlive: boolean) => number;
   /** The request that gets the body; null: the body is discarded. */
@@ -109,16 +100,11 @@ interface Parser {
 }
 type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
-/**
- * Unanswered requests per HTTP/1.1 connection before reading pauses, until half are answered. Node still parses what it
- * has read (at most 64 KiB).
- */
+/** Unanswered requests per HTTP/1.1 connection; beyond it reading pauses until half are answered. */
 const MAX_PIPELINED = 64;
 const MAX_HEADER_BYTES = 16_384;
-/** Of a listener that shares its budgets with no other. */
 const OWN_BYTES = 64 * 2 ** 20;
 const CHECK_EVERY_MS = 1000;
-/** Connections that the kernel takes before we do. */
 const BACKLOG = 4096;
 
 export class Listener {
@@ -138,7 +124,7 @@ export class Listener {
   readonly #counted: boolean;
   #elsewhere: ListenerOptions["elsewhere"];
   #pages: PageGuard | undefined;
-  /** Connections that end with a refusal: what a client sent behind the refused request is not looked at. */
+  /** Connections that close after a refusal: anything after the refused request is ignored. */
   readonly #ended = new WeakSet<Duplex>();
   #connections = 0;
   #open = 0;
@@ -168,12 +154,12 @@ export class Listener {
       connectionsCheckingInterval: CHECK_EVERY_MS,
       keepAliveTimeout: limits.keepAliveTimeoutMs,
       noDelay: true,
-      // Checked below, so that the answer has our shape.
+      // Checked below, so that the error has our shape.
       requireHostHeader: false,
     };
     this.#front = tls && new TlsServer(options, tls, limits, this.#door(tls));
     this.#server = this.#front?.server ?? createServer(options);
-    // One that nobody but operators call needs no more; with TLS the server bounds its connections by itself.
+    // Operators' listeners need one socket; with TLS the server counts its own connections.
     this.#listening = new WideListener(this.#server, early !== undefined && tls === undefined);
     this.#server.maxHeadersCount = limits.maxHeaders + 1;
     if (tls === undefined) this.#server.on("connection", (socket) => this.#connected(socket));
@@ -193,7 +179,7 @@ export class Listener {
     this.#server.on("clientError", (error, socket) => this.#malformed(error, socket));
   }
 
-  /** What is at which path from now on, and how large a body may be; who is inside goes on as it began. */
+  /** Replaces routes and body limit; requests in progress keep the old ones. */
   serve(
     routes: Routes,
     { elsewhere, pages }: Pick<ListenerOptions, "elsewhere" | "pages"> = {},
@@ -217,27 +203,26 @@ export class Listener {
     this.#exchangeLimits = { maxBodyBytes, writeTimeoutMs, bytes: this.#bytes };
   }
 
-  /** Requests that are not answered yet. */
   get open(): number {
     return this.#open;
   }
 
   async listen(host: string, port: number): Promise<string> {
-    // Several processes may share a port for clients; what operators ask is asked of one of them.
+    // Processes may share a client port; an operator's port belongs to one.
     await this.#listening.listen({ port, host, backlog: BACKLOG, exclusive: !this.#counted });
     const { address, family, port: bound } = this.#server.address() as AddressInfo;
     const scheme = this.#front === undefined ? "http" : "https";
     return `${scheme}://${family === "IPv6" ? `[${address}]` : address}:${bound}`;
   }
 
-  /** Before the port is closed; see `waiting.ts`. */
+  /** Accepts the backlog; call it before closing the listener. */
   takeWaiting(): Promise<void> {
     return takeWaiting(this.#server, BACKLOG);
   }
 
   /**
-   * Takes no new connection and ends each one with its next answer; resolves when none is left, or after `ms`. A client
-   * cannot know that a connection is about to end: one that is closed under its request loses that request.
+   * Stops accepting, and closes each connection after its next response; resolves when none is left, or after `ms`.
+   * Clients cannot know that a connection is about to close, and one closed during a request loses that request.
    */
   async linger(ms: number): Promise<void> {
     this.#draining = true;
@@ -251,7 +236,7 @@ export class Listener {
     });
   }
 
-  /** As `linger`, but those that are idle end now; resolves when every request is answered. */
+  /** As `linger`, but closes idle connections now; resolves when every request is answered. */
   async drain(): Promise<void> {
     this.#draining = true;
     void this.#listening.close();
@@ -260,7 +245,6 @@ export class Listener {
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
   }
 
-  /** Waits until every request is answered, but not longer than `ms`. */
   async settle(ms: number): Promise<void> {
     if (this.#open === 0) return;
     await new Promise<void>((resolve) => {
@@ -298,12 +282,12 @@ export class Listener {
     refuseSocket(socket, 503, "SERVICE_OVERLOADED", message, newId(this.#clock.now()));
   }
 
-  /** Stands before `node:http` on a connection, and answers what is refused before it is looked at; `early-refusal.ts`. */
+  /** Hooks into a connection before `node:http`, to refuse at minimal cost; `early-refusal.ts`. */
   #refuseEarly(socket: Visited & Socket, early: EarlyRefusals): void {
     const { parser } = socket as { parser?: Parser | null };
     const take = parser?.onIncoming;
     if (parser === undefined || parser === null || take === undefined) return;
-    // Node ends idle connections from their last response on, and here is none.
+    // Node's keep-alive timer starts at a response, and early refusals have none.
     let idle = false;
     parser.onIncoming = (request, keepsAlive) => {
       const answer = early.active ? this.#earlyAnswer(socket, early, request, keepsAlive) : undefined;
@@ -333,7 +317,7 @@ export class Listener {
     return rawHeaders.length > 2 * this.#limits.maxHeaders ? undefined : early.answer(request, route);
   }
 
-  /** Whether its connection ends with an earlier request's refusal; Node keeps it until then, so it counts. */
+  /** Whether an earlier refusal closes its connection; Node keeps the request until then, so it counts. */
   #isBehindRefusal({ socket }: IncomingMessage): boolean {
     if (!this.#ended.has(socket)) return false;
     countIn(socket);
@@ -351,7 +335,7 @@ export class Listener {
     return this.#refuse(request, response, refusal);
   }
 
-  /** Of HTTP/2; over HTTP/1.1 Node closes the connection. */
+  /** For HTTP/2; over HTTP/1.1 Node closes the connection. */
   #wantsTunnel(request: IncomingMessage, response: ServerResponse): Exchange {
     return this.#refuse(request, response, new Refusal("METHOD_NOT_ALLOWED", "this is no proxy"));
   }
@@ -377,15 +361,15 @@ export class Listener {
       exchange.trace = this.#sampler.begin(exchange.header("traceparent"), exchange.header("tracestate"));
     }
     this.#open++;
-    // Over HTTP/2 answers need not stand in line.
+    // HTTP/2 responses need no order.
     const connection = request.httpVersionMajor === 1 ? (request.socket as Visited) : undefined;
     if (connection !== undefined) queued(connection, exchange);
-    // Comes once, so `on` will do: `once` would wrap it anew for every request.
+    // Fires once: `once` would allocate a wrapper per request.
     response.on("close", () => {
       if (connection !== undefined) unqueued(connection, exchange);
       this.#closed(exchange);
     });
-    // A client that leaves while it sends is no error of ours; without a listener it would be.
+    // A client that disconnects while sending is not our error; without a listener it would be thrown.
     request.on("error", ignore);
     try {
       const answer = this.#find(exchange, request);
@@ -441,7 +425,7 @@ export class Listener {
   #failed(exchange: Exchange, error: unknown): void {
     if (exchange.answered) return;
     const refusal = error instanceof Refusal ? error : this.#bug(error);
-    // What is left of a body that nobody read would be taken for the next request.
+    // The rest of an unread body would be parsed as the next request.
     if (hasBody(exchange.request) && !exchange.request.complete) exchange.last = true;
     const allow =
       refusal.code === "METHOD_NOT_ALLOWED"
@@ -457,12 +441,12 @@ export class Listener {
   }
 
   #malformed(error: Error & { code?: string }, socket: Duplex): void {
-    // Its headers were refused already: that answer is on its way, and ends the connection.
+    // Already refused for its headers: that response closes the connection.
     if (this.#ended.has(socket)) return;
-    // It said `Connection: close` and sent more: that is not looked at, and what came before it is answered.
+    // Data after `Connection: close` is ignored, and the requests before it are answered.
     if (error.code === "HPE_CLOSED_CONNECTION") return;
     const id = newId(this.#clock.now());
-    // An answer now would be taken for that of a request before this one, which still waits for its own.
+    // A response now would be taken for that of an earlier, unanswered request.
     const early = (socket as Visited)[PIPELINE]?.latest?.holdsUp === true;
     const gone = error.code === "ECONNRESET" || isTlsTrouble(error.code) || !socket.writable;
     if (gone || early) socket.destroy();
@@ -488,7 +472,7 @@ function queued(connection: Visited, exchange: Exchange): void {
   pipeline.latest = exchange;
 }
 
-/** Counts one more unanswered request, and stops reading where there are too many. */
+/** Counts an unanswered request, and pauses reading at the limit. */
 function countIn(connection: Visited): Pipeline {
   const pipeline = (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined });
   if (++pipeline.open < MAX_PIPELINED || pipeline.stop !== undefined) return pipeline;
@@ -499,7 +483,7 @@ function countIn(connection: Visited): Pipeline {
 
 function unqueued(connection: Visited, exchange: Exchange): void {
   const pipeline = connection[PIPELINE]!;
-  // A connection that waits for its next request holds nothing of the last one.
+  // An idle connection must not keep its last request alive.
   if (pipeline.latest === exchange) pipeline.latest = undefined;
   if (--pipeline.open > MAX_PIPELINED / 2 || pipeline.stop === undefined) return;
   connection.off("resume", pipeline.stop).resume();
@@ -512,7 +496,6 @@ function hasBody({ headers }: IncomingMessage): boolean {
 
 function ignore(): void {}
 
-/** An answer without a request that could be parsed: straight to the socket, then the end. */
 export function refuseSocket(
   socket: Duplex,
   status: number,
@@ -550,17 +533,13 @@ export class WideListener {
 
   readonly #sockets: number;
 
-  /**
-   * `server` gets every connection, as if it had taken it itself; but it counts only those of its own socket, so one that
-   * bounds its connections by itself must not be `wide`.
-   */
+  /** `server` counts only the connections of its own socket, so one with `maxConnections` must not be `wide`. */
   constructor(server: NetServer, wide: boolean) {
     this.#server = server;
     const spreads = process.platform === "linux" && !cluster.isWorker;
     this.#sockets = wide && spreads ? SOCKETS : 1;
   }
 
-  /** Rejects when the port is in use. */
   async listen(options: ListenOptions): Promise<void> {
     if (this.#sockets === 1) return open(this.#server, options);
     if (options.port !== 0) await close(await opened(createNetServer(), options));
@@ -576,9 +555,8 @@ export class WideListener {
     }
   }
 
-  /** Takes no new connection; resolves when all that were taken are closed. */
   async close(): Promise<void> {
-    // That of node:http would close those that are idle.
+    // node:http's `close` would also close idle connections.
     const closed = [this.#server, ...this.#others].map(
       (each) => new Promise<void>((resolve) => NetServer.prototype.close.call(each, () => resolve())),
     );

@@ -1,21 +1,16 @@
-/**
- * The story of a request, for operators: what the engine's record says, what went wrong on the way, and the
- * requests that it answered. Where there is no record (its time to live has passed, or the request was refused
- * before it had one) the request log tells what it knows.
- */
+/** A request's history for operators, from the engine's record, or from the request log if there is none. */
 import { type ErrorCode, Refusal } from "../core/errors.ts";
 import type { RecordView } from "../engine/engine.ts";
 import { CLIENT_LEFT } from "../observe/events.ts";
 import type { LoggedRequest } from "../observe/request-log.ts";
 import type { Trouble } from "../observe/recent.ts";
 
-/** What those who look on remember of requests. */
 export interface History {
-  /** Those that are kept in memory, newest first. */
+  /** In memory, newest first. */
   recent(): Iterable<LoggedRequest>;
-  /** Those under an id, newest first. */
+  /** By id, newest first. */
   requests(id: string): readonly LoggedRequest[];
-  /** The same from the database; undefined when it cannot be asked, or there is none. */
+  /** By id from the database; undefined if there is none or it is down. */
   older(id: string): Promise<readonly LoggedRequest[] | undefined>;
   troubles(id: string): readonly Trouble[];
 }
@@ -26,7 +21,6 @@ const ACCEPTED = 202;
 const MAX_LISTED = 1000;
 const LISTED = 100;
 
-/** What happened to a task so far. */
 export function story(record: RecordView, tiers: Tiers, history: History): object {
   const { task, state, attempt, queuedAt, settledAt, outcome, batch } = record;
   const requests = history.requests(task.id);
@@ -69,7 +63,7 @@ export function story(record: RecordView, tiers: Tiers, history: History): objec
   };
 }
 
-/** The same of a request that has no record, as far as its rows tell; newest first, at least one. */
+/** For a request without a record, from its log rows: newest first, at least one. */
 export function loggedStory(requests: readonly LoggedRequest[], history: History): object {
   const row = requests.find(({ outcome }) => outcome !== "") ?? requests[0]!;
   const { id, tenant, model, tier, outcome } = row;
@@ -96,10 +90,10 @@ export function loggedStory(requests: readonly LoggedRequest[], history: History
 const TEXTS = ["tier", "model", "tenant", "code", "outcome", "work"] as const;
 const FILTERS: readonly string[] = ["limit", "status", ...TEXTS];
 
-/** Of those kept in memory, newest first: ?limit=100&status=5xx&tier=…&model=…&tenant=…&code=… */
+/** From memory, newest first: ?limit=100&status=5xx&tier=…&model=…&tenant=…&code=… */
 export function listRequests(query: string, history: History): object {
   const asked = new URLSearchParams(query);
-  // Left out of account, a slip of the pen would show everybody's.
+  // An ignored typo would list everything.
   const strange = [...asked.keys()].find((name) => !FILTERS.includes(name));
   if (strange !== undefined) {
     const known = `known: ${FILTERS.join(", ")}`;
@@ -180,7 +174,7 @@ function troubleView({ at, attempt, batchId, worker, message, retryAt }: Trouble
   };
 }
 
-/** From each instant that is known to the next: `arrived_to_queued` and so on. */
+/** Time between consecutive known instants: `arrived_to_queued` and so on. */
 function gaps(
   instants: readonly (readonly [name: string, at: number | undefined])[],
 ): Record<string, number> {
@@ -193,7 +187,6 @@ function gaps(
   return all;
 }
 
-/** What a worker refused, with its message. */
 const WORKERS_WORDS: ReadonlySet<ErrorCode> = new Set([
   "INPUT_REJECTED",
   "NOT_FOUND",
@@ -202,7 +195,7 @@ const WORKERS_WORDS: ReadonlySet<ErrorCode> = new Set([
   "RATE_LIMITED",
 ]);
 
-/** How it ended, without a word of the input: what a worker says about one may quote it. */
+/** Without the worker's message, which may quote the input. */
 function ending(outcome: NonNullable<RecordView["outcome"]>): object {
   if (outcome.ok) return { ok: true, output_bytes: outcome.output.length };
   const { code, message } = outcome;

@@ -1,23 +1,21 @@
 /**
- * Which requests of this process wait for which task.
- *
- * A request registers (`expect`) before its task is put into the engine, so that no outcome can arrive between the two.
- * The engine's notification wakes every waiter of that id, once; at its own time limit a waiter wakes without a record.
+ * Requests of this process waiting for tasks. A request registers (`expect`) before its task is put into the engine, so
+ * that no outcome can arrive in between. The engine's notification wakes every waiter of that id once; at its deadline
+ * a waiter wakes without a record.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { type Due, Heap } from "../core/heap.ts";
 import { Table } from "../core/table.ts";
 import type { Engine, RecordView } from "../engine/engine.ts";
 
-/** Takes the finished record, or undefined when the time was up. */
 export type Woken = (record: RecordView | undefined) => void;
 
 export class Waiter implements Due {
-  /** The task it waits for; changes when the task joins another. */
+  /** The awaited task; changes when the task joins another. */
   id: string;
-  /** A long poll: the task is not this request's own. */
+  /** A long poll for another request's task. */
   readonly polls: boolean;
-  /** The next waiter for the same task; written and read by `Waiters`. */
+  /** Next waiter for the same task; used by `Waiters` only. */
   next: Waiter | undefined;
   dueAt = Infinity;
   place = -1;
@@ -30,7 +28,7 @@ export class Waiter implements Due {
     this.polls = polls;
   }
 
-  /** Its wait is over, which `tell` says. False: it was over already. */
+  /** Ends the wait; `tell` reports it. False: it had already ended. */
   settle(record: RecordView | undefined): boolean {
     if (this.woken) return false;
     this.woken = true;
@@ -58,15 +56,14 @@ export class Waiters {
   readonly #clock: Clock;
   readonly #engine: Engine;
   readonly #unwatch: () => void;
-  /** The first waiter of each task. Bounded by the connections that the server holds. */
+  /** First waiter of each task. Bounded by the server's connections. */
   readonly #byTask: Table<Waiter>;
   readonly #timeouts = new Heap<Waiter>();
-  /** Woken, and told so in a microtask. */
   #woken: Waiter[] = [];
   #alarm: Alarm | undefined;
   #alarmAt = Infinity;
 
-  /** `seed`: of the table of ids, some of which clients choose. */
+  /** `seed` of the hash table: clients choose some ids. */
   constructor(engine: Engine, clock: Clock, seed = 0) {
     this.#byTask = new Table(seed);
     this.#clock = clock;
@@ -74,7 +71,6 @@ export class Waiters {
     this.#unwatch = engine.watch({ settled: (record) => this.#settled(record) });
   }
 
-  /** Tasks that are waited for. */
   get size(): number {
     return this.#byTask.size;
   }
@@ -85,7 +81,7 @@ export class Waiters {
     return waiter;
   }
 
-  /** The task joined another: waits for that one, which may have ended meanwhile. */
+  /** The task joined another: waits for that one, which may have finished meanwhile. */
   async follow(waiter: Waiter, id: string): Promise<void> {
     this.release(waiter);
     waiter.id = id;
@@ -99,12 +95,11 @@ export class Waiters {
     }
   }
 
-  /** The finished record, or undefined at `until`. */
   wait(waiter: Waiter, until: number): Promise<RecordView | undefined> {
     return new Promise((resolve) => this.call(waiter, until, resolve));
   }
 
-  /** As `wait`, without a promise. `woken` must not throw: others are told after it. */
+  /** As `wait`, with a callback, which must not throw: others are called after it. */
   call(waiter: Waiter, until: number, woken: Woken): void {
     if (!waiter.woken) {
       this.#timeouts.set(waiter, until);
@@ -113,7 +108,6 @@ export class Waiters {
     waiter.onWoken(woken);
   }
 
-  /** Whether a long poll waits for this task. */
   polled(id: string): boolean {
     for (let each = this.#byTask.get(id); each !== undefined; each = each.next) if (each.polls) return true;
     return false;
@@ -167,7 +161,7 @@ export class Waiters {
     }
   }
 
-  /** A whole batch at once, after the engine has settled all of it: answering takes longer than settling. */
+  /** After the engine has settled the whole batch: responding takes longer than settling. */
   readonly #tellAll = (): void => {
     const woken = this.#woken;
     this.#woken = [];

@@ -1,9 +1,7 @@
 /**
- * The one typed list of things that happen. Metrics, logs, the dashboard and tests only listen.
- *
- * Publishing is a synchronous call to each listener, so a listener must be quick and must not throw.
- * With nobody listening an event costs one property read; build its fields only behind `heard(name)`
- * where that matters.
+ * The typed list of events. Metrics, logs, the dashboard and tests only listen. Publishing calls each listener
+ * synchronously, so listeners must be quick and must not throw. Without listeners an event costs one property read; on
+ * hot paths build its fields only behind `heard(name)`.
  */
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, DispatchReason, Task } from "../core/task.ts";
@@ -13,41 +11,40 @@ export type WorkerState = "idle" | "busy" | "draining" | "down";
 export const SHED_REASONS = ["rate", "capacity", "deadline", "full", "draining", "no_worker"] as const;
 export type ShedReason = (typeof SHED_REASONS)[number];
 
-/** Whether it was refused although it asked for a worker; the others were never meant to reach one. */
+/** Whether the refused request would have needed a worker. */
 export function askedForWorker(reason: ShedReason): boolean {
   return reason !== "rate" && reason !== "draining";
 }
 
-/** The status of a request whose client left before it was answered, as others write it in their logs. */
+/** Status of a request whose client disconnected before the reply (nginx's 499). */
 export const CLIENT_LEFT = 499;
 
-/** A request of a client at its end: what is known of it then. Read it at once; it may change afterwards. */
+/** A client request at its end. Read it in the listener; it may change afterwards. */
 export interface AnsweredRequest {
-  /** Its task's; where it never came to one, what the client was told as `request_id`, or "". */
+  /** The task's id; without a task the client's `request_id`, or "". */
   readonly id: string;
   readonly method: string;
-  /** The route with its `{id}`; "" where nothing is at the path. */
+  /** Route pattern with its `{id}`; "" for an unknown path. */
   readonly route: string;
-  /** As it was asked for; a stranger's text where `route` is "". */
+  /** As requested; untrusted text where `route` is "". */
   readonly path?: string;
-  /** "" when it was never known: refused before, or the request only looks. */
+  /** "" when unknown: refused earlier, or a read-only request. */
   readonly model: string;
   readonly tier: string;
   readonly tenant: string;
-  /** Of HTTP, or `CLIENT_LEFT`. */
+  /** HTTP status, or `CLIENT_LEFT`. */
   readonly status: number;
-  /** Of the error that was answered; "" for none. */
+  /** Error code of the reply; "" for none. */
   readonly code: ErrorCode | "";
   readonly startedAt: number;
   readonly latencyMs: number;
-  /** Whose work answered it: its own task's, a task's in flight, an earlier outcome. */
+  /** What answered it: its own task, a task in flight, an earlier outcome. */
   readonly work: "own" | "joined" | "cached";
-  /** The record whose outcome it was answered with; undefined for 202, polls, and what was refused. */
+  /** The record it was answered with; undefined for 202, polls and refusals. */
   readonly ending: TaskEnding | undefined;
   readonly trace: RequestTrace | undefined;
 }
 
-/** What a record says of a task's way. */
 export interface TaskEnding {
   readonly queuedAt: number;
   readonly attempt: number;
@@ -55,7 +52,6 @@ export interface TaskEnding {
   readonly batch?: BatchNote;
 }
 
-/** A task in a batch. */
 export interface BatchedTask {
   readonly task: Task;
   readonly attempt: number;
@@ -63,9 +59,8 @@ export interface BatchedTask {
 }
 
 export interface EventFields {
-  /** A request on the public listener is over, whatever its status; questions about our health do not count. */
+  /** A request on the public listener has ended, whatever its status; health checks are not counted. */
   "request.answered": AnsweredRequest;
-  /** Refused at the door. */
   "request.shed": {
     model: string;
     tier: string;
@@ -78,9 +73,9 @@ export interface EventFields {
   "task.joined": { id: string; model: string };
   /** Answered from an earlier outcome. */
   "task.cached": { id: string; model: string };
-  /** Discarded: nobody waits for it any more. */
+  /** Discarded: no caller waits for it any more. */
   "task.dropped": { id: string; model: string };
-  /** Will be tried again at `at`. `batchId` and `worker` are "" where it is not known who failed it. */
+  /** Will be retried at `at`. `batchId` and `worker` are "" when unknown. */
   "task.retried": {
     id: string;
     model: string;
@@ -107,19 +102,19 @@ export interface EventFields {
     oldestWaitMs: number;
     tasks: readonly BatchedTask[];
   };
-  /** One call for a batch came back; `kind` is the backend's word for how. */
+  /** A call for a batch returned; `kind` is the backend's reply kind. */
   "batch.answered": {
     model: string;
     batchId: string;
     worker: string;
     size: number;
     kind: string;
-    /** Which call for this batch; first is 1. */
+    /** Call number within the batch, from 1. */
     call: number;
     startedAt: number;
     serviceMs: number;
   };
-  /** The batch is over and its slot free: every task was given back to the engine, unless that is out of reach. */
+  /** The batch has ended and its slot is free: every task was given back to the engine, unless that is unreachable. */
   "batch.settled": {
     model: string;
     batchId: string;
@@ -129,20 +124,16 @@ export interface EventFields {
     calls: number;
     busyMs: number;
   };
-  /** Overdue: its tasks went to the queue's front, the first answer wins. */
+  /** Overdue: its tasks went to the front of the queue; the first answer wins. */
   "batch.overdue": { model: string; batchId: string; worker: string; afterMs: number };
   "worker.changed": { model: string; worker: string; state: WorkerState; why: string };
-  /** It runs nothing any more, and is to be given back to the fleet or is gone. */
+  /** It runs nothing any more, and will be given back to the fleet or is gone. */
   "worker.released": { model: string; worker: string };
-  /** How many workers a model should have is another number now. */
   "scaling.changed": { model: string; from: number; desired: number; reason: string };
-  /** A line that a worker's own code printed. */
   "worker.printed": { model: string; worker: string; stream: "stdout" | "stderr"; line: string };
   /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */
   "task.lost": { id: string; model: string; why: string };
-  /** A reload switched to another config. */
   reloaded: object;
-  /** Something an operator should know. */
   notice: { level: "info" | "warn" | "error"; message: string };
 }
 
@@ -172,7 +163,7 @@ export class Events {
     for (const listener of listeners) listener(fields);
   }
 
-  /** The next event of that name that passes `test`; what tests await instead of sleeping. */
+  /** The next event of that name that passes `test`; tests await this instead of sleeping. */
   next<Name extends EventName>(
     name: Name,
     test: (fields: EventFields[Name]) => boolean = () => true,
@@ -187,7 +178,7 @@ export class Events {
   }
 }
 
-/** For one who listens to many and goes some day: `end` takes back every `on`. */
+/** `end` removes every listener added through `events.on`. */
 export function listening(bus: Events): { readonly events: Pick<Events, "on">; readonly end: () => void } {
   const ends: (() => void)[] = [];
   const events: Pick<Events, "on"> = {

@@ -1,11 +1,11 @@
 /**
- * The log: one line per thing an operator should know, as pino writes it. Never inputs, outputs or credentials.
+ * The log: one pino line per thing an operator should know. Never inputs, outputs or credentials.
  *
  *   {"level":"warn","time":"2026-01-05T10:00:00.180Z","msg":"dead letter","task_id":"…","model":"embed",…}
  *
- * `debug` adds what is normal: every batch, every retry, every request. Lines carry `task_id`, `batch_id` and
- * `trace_id` where there are such, under these names in every line. Each line is handed to `write` at once and
- * whole: what was said before the process died was said. `pretty.ts` makes lines for people of them.
+ * `debug` adds every batch, retry and request. Lines carry `task_id`, `batch_id` and `trace_id` where known. Each line
+ * is passed to `write` whole and at once, so nothing is lost when the process dies. `pretty.ts` formats lines for
+ * people.
  */
 import { pino } from "pino";
 import type { Clock } from "../app/clock.ts";
@@ -14,7 +14,6 @@ import { type Events, listening } from "./events.ts";
 
 export type LogLevel = "debug" | "info" | "warn" | "error" | "silent";
 
-/** Returns what ends it. */
 export function logEvents(
   bus: Events,
   clock: Clock,
@@ -30,7 +29,7 @@ export function logEvents(
     formatters: { level: (word: string) => ({ level: word }) },
   };
   const log = pino(options, { write });
-  // The message stands before the facts, where people look first; pino's own place for it is behind them.
+  // `msg` before the facts, where people look first; pino would put it last.
   events.on("notice", ({ level: at, message }) => log[at]({ msg: message }));
   events.on("worker.changed", ({ state, ...rest }) =>
     log[state === "down" ? "warn" : "info"]({ msg: "worker changed", state, ...rest }),
@@ -77,7 +76,6 @@ export function logEvents(
   return end;
 }
 
-/** Of a `traceparent`. */
 function traceOf(trace: string | undefined): { trace_id?: string } {
   const place = trace === undefined ? undefined : readTraceparent(trace);
   return place === undefined ? {} : { trace_id: place.traceId };

@@ -1,15 +1,15 @@
 /**
- * What metrics count, from events.
+ * Counters of the metrics, from events.
  *
- *   requests          each request of a client at its end, by status
- *   requestSeconds    those that waited for their outcome: neither 202, nor polls, nor refusals
- *   queueSeconds      each task of a batch when that leaves: since it entered the queue
- *   batchSize         each batch when it leaves, beside its reason
- *   workerSeconds     each call to a worker when it ends, however it ends
- *   arrivals          tasks that asked for a worker: queued, or refused for lack of one
+ *   requests          each client request at its end, by status
+ *   requestSeconds    requests that waited for their outcome: no 202, polls or refusals
+ *   queueSeconds      each task when its batch leaves, since it was queued
+ *   batchSize         each batch when it leaves, with its reason
+ *   workerSeconds     each worker call when it ends, however it ends
+ *   arrivals          tasks that asked for a worker: queued, or refused for lack of capacity
  *
- * Labels are bounded by the config: a model or a tier that is not configured counts under "". A model that a reload
- * removes is forgotten; the others keep their counts.
+ * Labels are bounded by the config: an unknown model or tier counts under "". A model removed by a reload is forgotten;
+ * the others keep their counts.
  */
 import { DISPATCH_REASONS } from "../core/task.ts";
 import {
@@ -23,20 +23,18 @@ import {
 export interface MeasuredModel {
   readonly name: string;
   readonly maxBatchSize: number;
-  /** Whether outcomes are kept for later. */
   readonly caches: boolean;
 }
 
 /**
- * Seconds. From 1 ms to 10 s, fine between 100 and 200 ms: there a batch of 100 ms and its wait end up, and
- * there a goal is met or missed. 0.5, 1 and 4 s are where alerts and default timeouts are.
+ * Seconds, 1 ms to 10 s; fine between 100 and 200 ms, where a 100 ms batch plus its wait meets or misses a goal. 0.5, 1
+ * and 4 s are alert thresholds and default timeouts.
  */
 export const LATENCY_BOUNDS: readonly number[] = [
   0.001, 0.002, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.11, 0.12, 0.13, 0.15, 0.175, 0.2, 0.25, 0.3, 0.4,
   0.5, 0.75, 1, 2, 3, 4, 10,
 ];
 
-/** A value that can be looked up elsewhere: the trace that it came from. */
 export interface Exemplar {
   readonly traceId: string;
   readonly value: number;
@@ -44,7 +42,7 @@ export interface Exemplar {
   readonly at: number;
 }
 
-/** One series of a Prometheus histogram. A bucket holds values up to and including its bound; the last holds the rest. */
+/** One series of a Prometheus histogram. Bounds are inclusive; the last bucket holds the rest. */
 export class Buckets {
   sum = 0;
   readonly bounds: readonly number[];
@@ -52,13 +50,13 @@ export class Buckets {
   /** By bucket: the last traced value. */
   readonly exemplars: (Exemplar | undefined)[] = [];
 
-  /** `bounds` must rise. */
+  /** `bounds` must ascend. */
   constructor(bounds: readonly number[]) {
     this.bounds = bounds;
     this.#counts = new Float64Array(bounds.length + 1);
   }
 
-  /** `traceId` and `at`: of a traced value. */
+  /** `traceId` and `at` only for a traced value. */
   observe(value: number, traceId = "", at = 0): void {
     const { bounds } = this;
     let low = 0;
@@ -73,7 +71,7 @@ export class Buckets {
     if (traceId !== "") this.exemplars[low] = { traceId, value, at };
   }
 
-  /** Values up to and including each bound; the last is all of them. */
+  /** Cumulative counts per bound; the last is the total. */
   upTo(): number[] {
     let total = 0;
     return Array.from(this.#counts, (count) => (total += count));
@@ -83,7 +81,7 @@ export class Buckets {
 const FIRST_STATUS = 100;
 const STATUSES = 500;
 
-/** Of one model and tier. What is undefined was never counted, and has no line in the exposition. */
+/** Of one model and tier. Undefined: never counted, and not exposed. */
 class TierCounts {
   readonly labels: { readonly model: string; readonly tier: string };
   arrivals = 0;
@@ -100,7 +98,6 @@ class TierCounts {
     (this.#statuses ??= new Float64Array(STATUSES))[status - FIRST_STATUS]!++;
   }
 
-  /** Every status that requests had, and how many had it. */
   statuses(): [status: number, count: number][] {
     const all = [...(this.#statuses ?? [])].map((count, at): [number, number] => [FIRST_STATUS + at, count]);
     return all.filter(([, count]) => count > 0);
@@ -110,11 +107,10 @@ class TierCounts {
 class ModelCounts {
   readonly labels: { readonly model: string };
   caches = false;
-  /** By tier; the last one is of tiers that are not configured. */
+  /** By tier; the last is for unknown tiers. */
   readonly tiers: readonly TierCounts[];
   readonly batchSize: Buckets;
   readonly workerSeconds = new Buckets(LATENCY_BOUNDS);
-  /** By reason. */
   readonly batches = new Float64Array(DISPATCH_REASONS.length);
 
   constructor(model: string, tiers: readonly string[], sizes: readonly number[]) {
@@ -135,7 +131,7 @@ export class MetricCounts {
   /** By tier, then by reason. */
   readonly shed: readonly Float64Array[];
   readonly #rules: () => readonly MeasuredModel[];
-  /** Of the models at the start: the buckets of a series never change. */
+  /** From the models at startup: the buckets of a series never change. */
   readonly #sizes: readonly number[];
   readonly #tierAt: ReadonlyMap<string, number>;
   readonly #unknown: ModelCounts;
@@ -164,12 +160,11 @@ export class MetricCounts {
     );
   }
 
-  /** The configured models, in their order. */
   get models(): readonly ModelCounts[] {
     return [...this.#byName.values()];
   }
 
-  /** By model and tier, those that are not configured last. */
+  /** By model and tier, unknown ones last. */
   get pairs(): readonly TierCounts[] {
     return [...this.models, this.#unknown].flatMap(({ tiers }) => tiers);
   }
@@ -227,10 +222,7 @@ export class MetricCounts {
   }
 }
 
-/**
- * 1, 2, 4 … a quarter of the largest batch, then its eighths, then one short of full, and full: how full
- * batches are is decided near the end. All models have the same, so that they can be added up.
- */
+/** 1, 2, 4 … max/4, then eighths of max, max - 1, max. The same for all models, so that they can be summed. */
 export function sizeBounds(models: readonly { readonly maxBatchSize: number }[]): number[] {
   const max = Math.max(1, ...models.map(({ maxBatchSize }) => maxBatchSize));
   const bounds = new Set([max - 1, max]);

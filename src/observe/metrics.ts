@@ -1,17 +1,16 @@
 /**
- * GET /metrics: every metric by its name. Names and labels are a contract; docs/metrics.md lists them, and a test compares
- * the two. Workers are those of this process, so that sums over processes are right. What waits, load, utilization and
- * desired workers are about the whole fleet in each of its processes: take their maximum, not their sum.
+ * GET /metrics: every metric by its name. Names and labels are a contract; docs/metrics.md lists them, and a test
+ * compares the two. Worker metrics cover this process, so sum them over processes. Queue depth, load, utilization and
+ * desired workers cover the whole fleet in each process: take their maximum, not their sum.
  *
- * prom-client keeps the registry, prints it, and brings the metrics of the Node process; it is loaded with the first
- * scrape, which takes 20 ms. Counting is our own (`metric-counts.ts`): all that a request's events cost is some 0.1 µs.
- * With prom-client's own counters and histograms the same took 1.5 µs, and 1.1 µs with every child kept: each observation
- * builds the text of its labels. A scrape takes 1 ms with one model in three tiers, 10 ms with fifty, in which no request
- * moves. (`node bench/metrics.ts`, 2 cores of a shared machine.)
+ * prom-client keeps the registry, prints it, and adds the Node metrics; it is loaded with the first scrape (20 ms).
+ * Counting is ours (`metric-counts.ts`): a request's events cost 0.1 µs, against 1.5 µs with prom-client (1.1 µs with
+ * cached children), which builds label text per observation. A scrape takes 1 ms with one model in three tiers, 10 ms
+ * with fifty, and blocks the event loop. (`node bench/metrics.ts`, 2 cores of a shared machine.)
  *
- * A scraper that asks for OpenMetrics, as Prometheus does, gets it, with the trace of one request as an exemplar in
- * each bucket of ferry_request_seconds; others get the older text. prom-client renames its counters for good
- * once it has printed them in one of the two ways, so each has its own registry over the same metrics.
+ * Scrapers that ask for OpenMetrics get it, with a trace as exemplar in each bucket of ferry_request_seconds.
+ * prom-client renames its counters permanently once printed in one format, so each format has its own registry over the
+ * same metrics.
  */
 import type { Metric, Registry, RegistryContentType } from "prom-client";
 import { DISPATCH_REASONS } from "../core/task.ts";
@@ -21,20 +20,16 @@ import { type Buckets, type MeasuredModel, MetricCounts } from "./metric-counts.
 import type { Counter, ModelSight, ProcessSight, Sight } from "./sight.ts";
 
 export interface MetricsParts {
-  /** Those of the config in force. */
   readonly models: () => readonly MeasuredModel[];
-  /** In order of priority. */
   readonly tiers: readonly string[];
   readonly version: string;
   readonly events: Events;
   readonly sight: Sight;
-  /** Counters of the other observers. */
   readonly more: readonly Counter[];
 }
 
 export interface Metrics {
   readonly routes: Routes;
-  /** `accept` as the scraper sent it. */
   expose(accept?: string): Promise<{ readonly type: string; readonly text: string }>;
 }
 
@@ -61,7 +56,7 @@ export function openMetrics(parts: MetricsParts): Metrics {
 interface Registries {
   readonly plain: Registry<RegistryContentType>;
   readonly open: Registry<RegistryContentType>;
-  /** Before each scrape: what is seen of the process then. */
+  /** Called before each scrape. */
   readonly look: () => void;
 }
 
@@ -86,7 +81,7 @@ async function openRegistries(parts: MetricsParts, counts: MetricCounts): Promis
   return { plain, open, look };
 }
 
-/** A family of OpenMetrics is named without the ending that its samples have. */
+/** OpenMetrics names a family without its samples' suffix. */
 function openName({ name, type }: { readonly name: string; readonly type: unknown }): string {
   return type === "counter" ? name.replace(/_total$/, "") : name;
 }
@@ -98,7 +93,7 @@ function metricOf(family: Family): Metric {
   return metric as unknown as Metric;
 }
 
-/** A mean over nothing, as between two scrapes in quick succession, is not printed: it is no number. */
+/** Skips NaN, such as a mean over nothing between two quick scrapes. */
 function renamed(metric: Metric, name: string): Metric {
   const { type } = metric as unknown as { type: string };
   const get = async (): Promise<object> => {
@@ -110,13 +105,12 @@ function renamed(metric: Metric, name: string): Metric {
 
 type Labels = Readonly<Record<string, string | number>>;
 
-/** One line of the exposition. */
 interface Sample {
   readonly value: number;
   readonly labels: Labels;
-  /** Labels that many lines have; printed once for each object. */
+  /** Labels shared by many lines; formatted once per object. */
   readonly sharedLabels?: Labels;
-  /** Where it is not the family's own. */
+  /** Where it differs from the family's. */
   readonly metricName?: string;
   readonly exemplar?: { readonly labelSet: Labels; readonly value: number; readonly timestamp: number };
 }
@@ -132,7 +126,6 @@ const NONE: Labels = {};
 const STATES: readonly WorkerState[] = ["idle", "busy", "draining", "down"];
 const KINDS: readonly ProcessSight["durability"][] = ["none", "disk", "local", "replica"];
 
-/** How long, and how many at once. */
 function measured(counts: MetricCounts): Family[] {
   return [
     histogram(
@@ -203,7 +196,7 @@ function counted(counts: MetricCounts): Family[] {
   ];
 }
 
-/** Looks once a scrape: `look` is called first, then every family reads what was seen. */
+/** One look per scrape: `look` is called first, then every family reads its result. */
 function seen({ tiers, sight, version }: MetricsParts): { families: Family[]; look: () => void } {
   let models: readonly ModelSight[] = [];
   let process = sight.process();
@@ -260,7 +253,6 @@ function seen({ tiers, sight, version }: MetricsParts): { families: Family[]; lo
   return { families, look };
 }
 
-/** A counter without labels. */
 function single(name: string, help: string, value: () => number): Family {
   return counter(name, help, () => [{ labels: NONE, value: value() }]);
 }

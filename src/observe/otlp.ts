@@ -1,8 +1,7 @@
 /**
- * The OpenTelemetry library behind a `Collector`: spans as OTLP over HTTP, in protobuf. Loaded only when the first
- * spans leave, by the thread of `sender.ts`. Headers, compression and certificates come from the usual
- * OTEL_EXPORTER_OTLP_* variables, which the library reads itself; it also tries again what can be tried again, within
- * the timeout.
+ * `Collector` over the OpenTelemetry library: spans as OTLP over HTTP, in protobuf. Loaded by the thread of `sender.ts`
+ * with the first spans. The library itself reads headers, compression and certificates from OTEL_EXPORTER_OTLP_*, and
+ * retries within the timeout.
  */
 import type { Attributes, HrTime, SpanContext, TraceState } from "@opentelemetry/api";
 import { OTLPTraceExporter } from "@opentelemetry/exporter-trace-otlp-proto";
@@ -22,22 +21,22 @@ const UNSET = 0;
 const ERROR = 2;
 
 export interface OtlpRules {
-  /** The whole of it, /v1/traces included. */
+  /** Full URL, /v1/traces included. */
   readonly url: string;
   readonly timeoutMs: number;
 }
 
 const SUCCESS = 0;
 
-/** Says who we are, the variables of the environment over our own words, and opens the way to the collector. */
+/** Opens the exporter. Resource attributes from the environment override ours. */
 export function openOtlp({ url, timeoutMs }: OtlpRules, about: Attributes, version: string): Collector {
   const detectors = [resourceAttributesEnvDetector, serviceNameEnvDetector];
   const told = detectResources({ detectors });
   const resource = resourceFromAttributes(about, { schemaUrl: SCHEMA_URL }).merge(told);
-  // The same object for all spans: the exporter groups them by it.
+  // One object for all spans: the exporter groups by it.
   const origin = { resource, scope: { name: "ferry", version, schemaUrl: SCHEMA_URL } };
-  // One bundle at a time is the buffer's rule. The library forgets one a moment after it says how it fared, and with
-  // a limit of 1 would refuse the next.
+  // The buffer sends one bundle at a time. The library releases one only after it reports the result, so a limit of 1
+  // would refuse the next.
   const exporter = new OTLPTraceExporter({ url, timeoutMillis: timeoutMs, concurrencyLimit: 2 });
   return {
     deliver: (spans) => deliver(exporter, spans, origin),
@@ -63,24 +62,23 @@ function deliver(
   });
 }
 
-/** An HTTP status is there only when another try would get the same. */
+/** The library sets an HTTP status only for errors that are not retryable. */
 function statusOf(error: Error | undefined): number | undefined {
   return error !== undefined && "code" in error && typeof error.code === "number" ? error.code : undefined;
 }
 
-/** Who made the spans. */
 export interface Origin {
   readonly resource: Resource;
   readonly scope: ReadableSpan["instrumentationScope"];
 }
 
-/** A span as the exporter takes it. Nothing here limits how many links it has. */
+/** A span in the exporter's form. Links are not limited here. */
 export function readableSpan(facts: SpanFacts, { resource, scope }: Origin): ReadableSpan {
   const { place, parentId, remote = false, state = "", startedAt, attributes, links = [] } = facts;
   const { traceId, spanId } = place;
   const context: SpanContext = { traceId, spanId, traceFlags: TRACED };
   if (state !== "") context.traceState = asState(state);
-  // A clock that two processes share is good to a millisecond; no span ends before it began.
+  // Clocks of two processes agree to a millisecond; no span may end before it began.
   const endedAt = Math.max(startedAt, facts.endedAt);
   return {
     name: facts.name,
@@ -105,13 +103,13 @@ export function readableSpan(facts: SpanFacts, { resource, scope }: Origin): Rea
   };
 }
 
-/** Milliseconds as seconds and nanoseconds; less than a microsecond is below what the clock knows. */
+/** Milliseconds as seconds and nanoseconds, rounded to the clock's microsecond. */
 function hrTime(ms: number): HrTime {
   const micros = Math.round(ms * 1000);
   return [Math.floor(micros / 1e6), (micros % 1e6) * 1000];
 }
 
-/** It only travels: the exporter wants its text. */
+/** The exporter only needs the text. */
 function asState(text: string): TraceState {
   const state: TraceState = {
     get: () => undefined,

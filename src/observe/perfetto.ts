@@ -1,14 +1,14 @@
 /**
- * The last seconds as a Chrome trace, which https://ui.perfetto.dev and chrome://tracing open.
+ * The last seconds as a Chrome trace, for https://ui.perfetto.dev and chrome://tracing.
  *
- *   process  a model; one more for requests that never came to one
- *   thread   a worker, with its batches: "F 64/64" left because it was full, with 64 of 64 seats taken
- *   thread   a track of requests, with their parts "queue" and "worker"; an arrow leads into the batch
- *   counter  tasks that wait, by tier, whenever a batch leaves
+ *   process  a model; one more for requests without a model
+ *   thread   a worker with its batches: "F 64/64" left full, with 64 of 64 places
+ *   thread   a track of requests, with parts "queue" and "worker"; an arrow leads into the batch
+ *   counter  waiting tasks by tier, whenever a batch leaves
  *
- * Slices of a thread must not overlap, so concurrent requests get a track each, up to `MAX_TRACKS` of a model; further
- * ones are counted. Tenants are not in it: such a file is passed around. Instants are whole microseconds since 1970, both
- * ends of a slice rounded alike. `SLICES_A_TURN` requests take about a millisecond; then the event loop has a turn.
+ * Slices of a thread must not overlap, so concurrent requests get separate tracks, up to `MAX_TRACKS` per model;
+ * further ones are counted. Tenants are omitted: such files are shared. Instants are whole microseconds since 1970,
+ * both ends rounded alike. Yields to the event loop every `SLICES_A_TURN` requests (about 1 ms).
  */
 import type { RecentBatch } from "./recent.ts";
 import type { LoggedRequest } from "./request-log.ts";
@@ -18,9 +18,9 @@ export interface TraceScene {
   readonly to: number;
   readonly models: readonly string[];
   readonly tiers: readonly string[];
-  /** In the order in which they began. */
+  /** By start. */
   readonly batches: readonly RecentBatch[];
-  /** Newest first; those that ended before `from` and whatever follows them are not looked at. */
+  /** Newest first; reading stops at the first that ended before `from`. */
   readonly requests: Iterable<LoggedRequest>;
 }
 
@@ -40,7 +40,7 @@ type Drawn = Slice & Place & { readonly batch: RecentBatch };
 const MAX_TRACKS = 100;
 const MAX_REQUESTS = 10_000;
 const SLICES_A_TURN = 200;
-/** Thread ids are not shared between processes: some readers keep one table of them. */
+/** Thread ids must be unique across processes: some viewers keep one table. */
 const THREADS_A_PROCESS = 100_000;
 const FIRST_TRACK = 50_000;
 const ACCEPTED = 202;
@@ -49,7 +49,7 @@ const ORDER = new Intl.Collator("en", { numeric: true });
 
 const LETTERS: Readonly<Record<string, string>> = { full: "F", wait: "W", idle: "I", deadline: "D" };
 
-/** The whole file; between its pieces whoever waits has a turn. */
+/** The whole file; yields to the event loop between pieces. */
 export async function traceText(scene: TraceScene): Promise<string> {
   const pieces: string[] = [];
   let count = 0;
@@ -61,7 +61,7 @@ export async function traceText(scene: TraceScene): Promise<string> {
   return `{"displayTimeUnit":"ms","otherData":${about},"traceEvents":[\n${pieces.join(",\n")}\n]}\n`;
 }
 
-/** The events; the last of all is no event but what is to be said about them. */
+/** The events; the last item is the metadata. */
 export function* traceEvents(scene: TraceScene): Generator<object> {
   const { from, to, models } = scene;
   const pids = new Map([...models, ""].map((model, at) => [model, at + 1]));
@@ -93,7 +93,6 @@ export function* traceEvents(scene: TraceScene): Generator<object> {
   };
 }
 
-/** Names of processes and threads, in the order in which they are to be shown. */
 class Threads {
   readonly #workers = new Map<string, Place>();
   readonly #tracks = new Map<number, number>();
@@ -144,7 +143,7 @@ class Threads {
   }
 }
 
-/** By id. A worker runs one batch at a time; what overlaps by a rounding is cut. */
+/** By id. A worker runs one batch at a time; overlaps from rounding are cut. */
 function drawBatches(
   { batches, to }: TraceScene,
   pids: ReadonlyMap<string, number>,
@@ -154,7 +153,6 @@ function drawBatches(
   const next = new Map<number, number>();
   const known = batches.filter(({ model }) => pids.has(model));
   const workers = known.map(({ model, note }) => ({ model, name: note.worker }));
-  // Named in the order in which people look for them.
   workers.sort((a, b) => ORDER.compare(a.name, b.name));
   for (const { model, name } of workers) threads.worker(model, name);
   for (const batch of known.toReversed()) {
@@ -178,7 +176,7 @@ function placeRequests(scene: TraceScene, pids: ReadonlyMap<string, number>, thr
     if (found.length < MAX_REQUESTS) found.push(row);
     else left++;
   }
-  // Memory did not reach back to the beginning.
+  // The kept batches do not reach back to `from`.
   if (oldest >= scene.from && found.length > 0) since = oldest;
   const tracks = new Map<string, number[]>();
   const shown: Shown[] = [];
@@ -261,7 +259,7 @@ function* requestSlices(shown: Shown): Generator<object> {
   yield part("worker", batch!.startedAt, row.settledAt);
 }
 
-/** Its task's way lies inside the request: it was not answered 202 before, or from the cache. */
+/** Its task ran within the request: not a 202, not from the cache. */
 function hasParts({ batch, work, status, settledAt }: LoggedRequest): boolean {
   return batch !== undefined && work !== "cached" && status !== ACCEPTED && settledAt > 0;
 }

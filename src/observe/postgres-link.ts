@@ -1,12 +1,8 @@
 /**
- * One connection to PostgreSQL, and what is said about it.
- *
- * It lives until its first trouble and is never mended: whoever needs another opens one. Every question has a
- * time limit; when that passes the connection is destroyed, because nobody could tell the answers apart any more.
- * Statements are not prepared by name, so that a pooler may stand between.
- *
- * What is said of a trouble is in our own words and names the server alone: PostgreSQL's may quote a user, a
- * value, a password.
+ * One connection to PostgreSQL, and its error messages. It lives until its first error and is never repaired; callers
+ * open another. Each query has a time limit; after it the connection is destroyed, because replies could no longer be
+ * matched. Statements are not named, so a pooler may sit between. Messages are our own and name only the server:
+ * PostgreSQL's may quote a user, a value, a password.
  */
 import { connect, type Socket } from "node:net";
 import postgres from "postgres";
@@ -27,12 +23,12 @@ export class PostgresLink {
   readonly #clock: Clock;
   readonly #timeoutMs: number;
   readonly #sockets: Socket[] = [];
-  /** How to tell those who wait that there will be no answer. */
+  /** Rejects the pending queries. */
   readonly #asking = new Set<(why: SenderTrouble) => void>();
   readonly #onDead: () => void;
   #dead = false;
 
-  /** `onDead` is called once, whoever ends it. */
+  /** `onDead` is called once, whatever the cause. */
   constructor(url: string, timeoutMs: number, clock: Clock, onDead: () => void = () => {}) {
     this.#clock = clock;
     this.#onDead = onDead;
@@ -46,13 +42,12 @@ export class PostgresLink {
       connect_timeout: Math.ceil(timeoutMs / 1000),
       connection: { application_name: "ferry" },
       onnotice: () => {},
-      // Ours to destroy: the client only asks a server to hang up, and one that is stuck does not.
+      // We destroy the socket: the client only asks the server to close, and a stuck server does not.
       socket: (place: Dialled) => this.#dial(place),
     };
     this.#sql = postgres(url, options);
   }
 
-  /** It can no longer be used. */
   get dead(): boolean {
     return this.#dead;
   }
@@ -80,7 +75,6 @@ export class PostgresLink {
     }
   }
 
-  /** Whoever waits for an answer is told `why`. */
   destroy(why = new SenderTrouble("the connection was closed")): void {
     if (this.#dead) return;
     this.#dead = true;
@@ -97,13 +91,13 @@ export class PostgresLink {
     const socket = typeof path === "string" ? connect(path) : connect(port[at]!, host[at]);
     this.#sockets.push(socket);
     socket.setNoDelay(true);
-    // Several hosts are tried in turn, and the client would go on for ever; until one was reached, or all were
-    // tried, the end of a socket is not ours.
+    // Several hosts are tried in turn, and the client would retry forever; until one is connected or all failed, the
+    // end of a socket is the client's business.
     socket.once("error", (error) => {
       if (tried + 1 >= host.length) this.destroy(troubleOf(error));
     });
     socket.once("connect", () => socket.once("close", () => this.destroy()));
-    // Where the client looks for the name that a certificate must have.
+    // Where the client looks for the certificate's host name.
     return Object.assign(socket, { host: host[at] });
   }
 }
@@ -128,6 +122,6 @@ function troubleOf(error: unknown): SenderTrouble {
   const code = error instanceof Error && "code" in error ? String(error.code) : "";
   if (error instanceof postgres.PostgresError)
     return new SenderTrouble(STATES[code] ?? `it answered with SQLSTATE ${code}`, { state: code });
-  // Names of conditions, such as ECONNREFUSED or CERT_HAS_EXPIRED.
+  // Condition names, such as ECONNREFUSED or CERT_HAS_EXPIRED.
   return new SenderTrouble(/^[A-Z][A-Z_\d]{2,60}$/.test(code) ? code : "the connection failed");
 }

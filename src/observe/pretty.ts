@@ -1,10 +1,9 @@
 /**
- * A line of the log for people:
+ * Formats a JSON log line for people, in local time:
  *
  *   10:00:00.180 WARN  dead letter  model=embed code=INFERENCE_FAILED task_id=01J…
  *
- * Made from the JSON line, so that both say the same. Times are local. Workers and Redis have words of their own
- * in some fields; what could move a cursor, change a colour or start a new line is shown as an escape.
+ * Some fields quote workers or Redis, so control characters and line ends are escaped.
  */
 import { styleText } from "node:util";
 
@@ -17,7 +16,7 @@ const LEVELS: Readonly<Record<string, readonly [word: string, color: Color]>> = 
   error: ["ERROR", "red"],
 };
 
-/** What is no JSON object of ours is shown as it is, made safe. */
+/** Anything but a JSON object is shown unchanged, escaped. */
 export function prettyLine(line: string, color: boolean): string {
   const paint = (style: Color, text: string): string =>
     color ? styleText(style, text, { validateStream: false }) : text;
@@ -48,14 +47,14 @@ function clockTime(iso: string): string {
   return `${two(time.getHours())}:${two(time.getMinutes())}:${two(time.getSeconds())}.${ms}`;
 }
 
-/** Bare where one can see where it ends, else quoted; numbers with at most three decimals. */
+/** Quoted unless unambiguous; numbers with at most three decimals. */
 function fieldText(value: unknown): string {
   if (typeof value === "number") return String(Math.round(value * 1000) / 1000);
   if (typeof value !== "string") return safe(JSON.stringify(value));
   return /^[^\s"=]+$/.test(value) ? safe(value) : safe(JSON.stringify(value));
 }
 
-/** Control characters, what turns the writing direction, and line ends, as \\u escapes. */
+/** Control characters, bidirectional overrides and line ends, as \\u escapes. */
 function safe(text: string): string {
   return text.replace(
     /[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g,

@@ -1,4 +1,4 @@
-/** The latest batches and failed attempts of this process, for traces (`perfetto.ts`) and the story of a request. */
+/** Latest batches and failed attempts of this process, for traces (`perfetto.ts`) and request histories. */
 import type { Clock } from "../app/clock.ts";
 import type { BatchNote } from "../core/task.ts";
 import type { Events } from "./events.ts";
@@ -7,7 +7,6 @@ import type { Events } from "./events.ts";
 const KEPT_BATCHES = 24_000;
 const KEPT_TROUBLES = 10_000;
 
-/** The last `size` values. */
 class Ring<Value> {
   readonly #size: number;
   readonly #values: Value[] = [];
@@ -34,25 +33,25 @@ export interface RecentBatch {
   readonly note: BatchNote;
   readonly maxBatchSize: number;
   readonly oldestWaitMs: number;
-  /** Highest attempt among its tasks; more than 1: it holds tasks that were tried before. */
+  /** Highest attempt among its tasks; above 1: contains retries. */
   readonly attempt: number;
-  /** When it went to its worker; the note's instant is that of its claim. */
+  /** When it was sent to its worker; the note's instant is the claim. */
   readonly startedAt: number;
-  /** Tasks that were left waiting, by tier. */
+  /** Tasks still waiting, by tier. */
   readonly waiting: readonly number[];
-  /** When its worker was free again; 0 while it runs. */
+  /** When its worker was free again; 0 while running. */
   endedAt: number;
-  /** Calls to the worker; 0 while it runs. */
+  /** Worker calls; 0 while running. */
   calls: number;
   overdue: boolean;
 }
 
-/** The batches that this process ran. Cost: one object a batch, and its place among those that run. */
+/** Batches run by this process. Cost: one object per batch, and a map entry while it runs. */
 export class RecentBatches {
   readonly #ring = new Ring<RecentBatch>(KEPT_BATCHES);
   readonly #running = new Map<string, RecentBatch>();
 
-  /** `waiting`: how many tasks of a model wait now, by tier; asked once for each batch. */
+  /** `waiting`: waiting tasks of a model by tier; called once per batch. */
   constructor(events: Events, clock: Clock, waiting: (model: string) => readonly number[]) {
     events.on("batch.started", ({ model, batch, maxBatchSize, oldestWaitMs, tasks }) => {
       let attempt = 1;
@@ -85,27 +84,29 @@ export class RecentBatches {
     });
   }
 
-  /** Those that ran at some time since `from`, in the order in which they began. */
+  /** Batches that ran at some time since `from`, by start. */
   since(from: number): RecentBatch[] {
     return this.#ring.inOrder().filter(({ endedAt }) => endedAt === 0 || endedAt >= from);
   }
 }
 
-/** A failed attempt of a task. Messages are those of the log: our own words, without an input. */
+/** A failed attempt. Messages are our own, without inputs, as in the log. */
 export interface Trouble {
   readonly id: string;
   readonly at: number;
-  /** First is 1; an attempt that cost nothing (the worker could not be reached) has the number before it. */
+  /** From 1; a free attempt (worker unreachable) has the number of the one before. */
   readonly attempt: number;
-  /** "" where it is not known. */
+  /** "" when unknown. */
   readonly batchId: string;
   readonly worker: string;
   readonly message: string;
-  /** When it is tried again; 0: never, it is a dead letter. */
+  /** When it is retried; 0: never, it is a dead letter. */
   readonly retryAt: number;
 }
 
-/** Only tasks that had trouble, so that the ring reaches back far. In a fleet the batcher that ran a task hears of it. */
+/**
+ * Only tasks with failures, so the ring reaches far back. In a fleet only the batcher that ran a task has its failures.
+ */
 export class Troubles {
   readonly #ring = new Ring<Trouble>(KEPT_TROUBLES);
 
@@ -118,7 +119,6 @@ export class Troubles {
     );
   }
 
-  /** Of one task, oldest first. */
   of(id: string): Trouble[] {
     return this.#ring.inOrder().filter((trouble) => trouble.id === id);
   }

@@ -1,11 +1,9 @@
 /**
- * The request log in PostgreSQL: a bounded buffer beside the path of requests; the thread of `sender.ts` writes.
- *
- * Rows are written together every `requestLog.flushMs`, or as soon as `CHUNK` wait. While PostgreSQL is away rows wait,
- * the oldest are dropped and counted when the buffer is full, and it is tried again after 0.25 s, 0.5 s … 30 s. A row
- * that is written twice, because the first answer was lost, is there once; so a death of the thread loses none. The end
- * of a task that was answered 202 changes its row in the buffer, or is written over it in the table. Once an hour one of
- * the gateways that share the table deletes rows older than `requestLog.retentionDays`, `DELETED_AT_ONCE` at a time.
+ * Request log in PostgreSQL: a bounded buffer off the request path; the thread of `sender.ts` writes. Rows are written
+ * every `requestLog.flushMs`, or once `CHUNK` wait. While PostgreSQL is down rows wait; a full buffer drops and counts
+ * the oldest; retries after 0.25 s, 0.5 s … 30 s. Writing a row twice is idempotent, so a dead thread loses none. The
+ * end of a task answered 202 updates its row in the buffer or in the table. Once an hour one gateway per table deletes
+ * rows older than `requestLog.retentionDays`, `DELETED_AT_ONCE` at a time.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { Fifo } from "../core/fifo.ts";
@@ -16,31 +14,29 @@ import { type Sender, SenderTrouble } from "./sender.ts";
 import type { Counter } from "./sight.ts";
 
 export interface PostgresLogOptions {
-  /** With its credentials: never shown. */
+  /** Contains credentials: never shown. */
   readonly url: string;
   /** FLUSH_MS, MAX_BUFFERED_ROWS and WRITE_TIMEOUT_MS by default. */
   readonly flushMs?: number;
   readonly maxBufferedRows?: number;
   readonly writeTimeoutMs?: number;
   readonly retentionDays: number;
-  /** A UUID of this start. */
+  /** UUID of this process start. */
   readonly instance: string;
 }
 
 export interface PostgresLogParts {
   readonly clock: Clock;
   readonly events: Events;
-  /** Whose thread has the connection. */
+  /** Its thread owns the connection. */
   readonly sender: Pick<Sender, "ask">;
-  /** Numbers in [0, 1). */
+  /** Uniform in [0, 1). */
   random(): number;
 }
 
-/** How long a row waits for others before they are written together. */
 const FLUSH_MS = 1000;
 /** Some 40 to 60 MB. */
 const MAX_BUFFERED_ROWS = 100_000;
-/** After this a connection that hangs is given up. */
 const WRITE_TIMEOUT_MS = 10_000;
 const CHUNK = 1000;
 const DELETED_AT_ONCE = 2000;
@@ -64,27 +60,26 @@ export class PostgresLog implements RowSink {
   ];
   readonly #options: Required<PostgresLogOptions>;
   readonly #parts: PostgresLogParts;
-  /** What may be shown of the URL. */
+  /** The URL without credentials. */
   readonly #place: string;
   readonly #rows = new Fifo<RequestRow>();
   readonly #ends = new Fifo<RequestRow>();
-  /** Taken from the buffer, and not known to be written. */
+  /** Taken from the buffer, not yet confirmed. */
   #chunk: RequestRow[] = [];
   #store: RowStore | undefined;
-  /** The store's table is as it should be. */
+  /** The table exists in the right version. */
   #usable = false;
   #turn: Promise<void> | undefined;
   #alarm: Alarm | undefined;
   #soon = false;
   #awaySince = 0;
-  /** The last rows were refused for what is in them. */
+  /** The last rows were rejected for their content. */
   #refusing = false;
   #backoffMs = FIRST_BACKOFF_MS;
   #retainAt = 0;
-  /** There are more old rows than were deleted. */
   #moreToDelete = false;
   #closed = false;
-  /** There is no more time. */
+  /** Shutdown time is over. */
   #over = false;
   #written = 0;
   #dropped = 0;
@@ -100,11 +95,10 @@ export class PostgresLog implements RowSink {
     this.#parts = parts;
     const { host, pathname } = new URL(options.url);
     this.#place = host + pathname;
-    // At once: the table is made, and what is wrong with the settings is told, before the first request.
+    // At once: creates the table and reports wrong settings before the first request.
     this.#arm(0);
   }
 
-  /** Rows that wait. */
   get buffered(): number {
     return this.#rows.size + this.#chunk.length;
   }
@@ -119,13 +113,13 @@ export class PostgresLog implements RowSink {
     if (this.#ends.size < this.#options.maxBufferedRows) this.#ends.push(row);
   }
 
-  /** Requests under an id, newest first; undefined when PostgreSQL cannot be asked. */
+  /** Requests by id, newest first; undefined when PostgreSQL is unavailable. */
   async find(id: string, max: number): Promise<readonly LoggedRequest[] | undefined> {
     if (this.#store === undefined || !this.#usable) return undefined;
     return this.#store.find(id, max).catch(() => undefined);
   }
 
-  /** Resolves when what waited is written, or there was no time for it. */
+  /** Resolves when the buffer is written or time is up. */
   async close(): Promise<void> {
     if (this.#closed) return;
     this.#closed = true;
@@ -151,7 +145,7 @@ export class PostgresLog implements RowSink {
     if (this.buffered + this.#ends.size > 0) await this.#run();
   }
 
-  /** There is enough to write, unless somebody is at it, or cannot be. */
+  /** Enough rows to write at once, unless a write is running or waiting to retry. */
   #hurry(): void {
     if (this.#soon || this.#turn !== undefined || this.#awaySince > 0 || this.#closed) return;
     this.#soon = true;
@@ -175,7 +169,7 @@ export class PostgresLog implements RowSink {
     return this.#rows.size >= CHUNK || this.#moreToDelete ? 0 : this.#options.flushMs;
   }
 
-  /** Writes what is worth it; never rejects. */
+  /** Writes what is due; never rejects. */
   async #run(): Promise<void> {
     try {
       const store = await this.#open();
@@ -217,7 +211,7 @@ export class PostgresLog implements RowSink {
     if (this.#awaySince > 0) this.#back();
   }
 
-  /** False: what is in them is refused. It would be again and again, and hold up all others. */
+  /** False: the content was rejected. Retrying would fail again and block all other rows. */
   async #accepts(taken: Promise<void>, rows: number): Promise<boolean> {
     try {
       await taken;
@@ -226,7 +220,7 @@ export class PostgresLog implements RowSink {
     } catch (error) {
       if (!(error instanceof SenderTrouble) || !error.ofTheData) throw error;
       const what = `PostgreSQL at ${this.#place} refuses ${rows} rows, which are dropped`;
-      // Told once, until some are taken.
+      // Reported once, until rows are accepted again.
       if (!this.#refusing)
         this.#notice("error", `${what}: ${error.message}; compare ferry_requests with docs/request-log.md`);
       this.#refusing = true;
@@ -238,7 +232,7 @@ export class PostgresLog implements RowSink {
     const some: RequestRow[] = [];
     for (let at = 0; at < Math.min(CHUNK, this.#ends.size); at++) some.push(this.#ends.at(at)!);
     await this.#accepts(store.update(some), some.length);
-    // Not taken out before: if this fails they are written again.
+    // Removed only now: after a failure they are written again.
     for (let count = some.length; count > 0; count--) this.#ends.shift();
   }
 
@@ -247,7 +241,7 @@ export class PostgresLog implements RowSink {
     const now = this.#parts.clock.now();
     if (retentionDays === 0 || now < this.#retainAt) return;
     const deleted = await store.deleteOld(retentionDays, DELETED_AT_ONCE);
-    // The rest in the next turns, so that rows do not wait for a long clean-up.
+    // The rest in later turns, so that rows do not wait for a long clean-up.
     this.#moreToDelete = deleted === DELETED_AT_ONCE;
     if (!this.#moreToDelete) this.#retainAt = now + RETENTION_EVERY_MS;
   }
@@ -286,19 +280,15 @@ export class PostgresLog implements RowSink {
 }
 
 export interface RowStoreRules {
-  /** With its credentials: never shown. */
+  /** Contains credentials: never shown. */
   readonly url: string;
   readonly timeoutMs: number;
-  /** A UUID of this start. */
   readonly instance: string;
 }
 
 let stores = 0;
 
-/**
- * One connection to PostgreSQL for rows; the connection itself lives in the thread of `sender.ts`. It lives until its
- * first trouble and is never mended. Everything rejects with a `SenderTrouble`.
- */
+/** A PostgreSQL connection in the thread of `sender.ts`, until its first error. Rejects with `SenderTrouble`. */
 export class RowStore {
   readonly #sender: Pick<Sender, "ask">;
   readonly #rules: RowStoreRules;
@@ -310,12 +300,11 @@ export class RowStore {
     this.#rules = rules;
   }
 
-  /** It can no longer be used. */
   get dead(): boolean {
     return this.#dead;
   }
 
-  /** Before all others: brings the table to what this Ferry needs. */
+  /** Call first: migrates the table. */
   async open(): Promise<void> {
     const { url, timeoutMs } = this.#rules;
     const store = this.#store;
@@ -329,17 +318,15 @@ export class RowStore {
     return this.#write("insertRows", rows);
   }
 
-  /** The ends of tasks whose rows are there. */
+  /** Ends of tasks whose rows are already in the table. */
   update(rows: readonly RequestRow[]): Promise<void> {
     return this.#write("updateRows", rows);
   }
 
-  /** Returns how many; `max` at most. */
   deleteOld(days: number, max: number): Promise<number> {
     return this.#told(this.#sender.ask("deleteOldRows", { store: this.#store, days, max }));
   }
 
-  /** Requests under an id, newest first. */
   find(id: string, max: number): Promise<readonly LoggedRequest[]> {
     return this.#told(this.#sender.ask("findRows", { store: this.#store, id, max }));
   }
@@ -347,7 +334,7 @@ export class RowStore {
   destroy(): void {
     if (this.#dead) return;
     this.#dead = true;
-    // Nobody waits for it: without the thread the connection is gone too.
+    // Not awaited: without the thread the connection is gone too.
     this.#sender.ask("closeRows", { store: this.#store }).catch(() => {});
   }
 

@@ -1,17 +1,13 @@
 /**
- * The table of the request log: how it came to be, and how rows get in and out.
- *
- * A migration is text that is run once, in order, for good: a later Ferry adds to the list and changes nothing in
- * it, columns are only ever added, and an older Ferry goes on writing to a newer table.
- *
- * Rows are written with one statement for many, a column at a time as arrays: 2 µs of our CPU a row in chunks of
- * a thousand (JSON costs about the same, COPY more). `(instance, seq)` names a row for good, so that one which is written twice,
- * because nobody heard that the first time had worked, is there once.
+ * Table of the request log: migrations, and how rows are written and read. Migrations run once, in order, and are never
+ * edited: later versions append and only add columns, so an older Ferry can write to a newer table. One statement
+ * writes many rows, each column as an array: 2 µs of our CPU per row in chunks of a thousand (JSON costs about the
+ * same, COPY more). `(instance, seq)` is unique, so writing a row twice is idempotent.
  */
 import type { PostgresLink, PostgresRow } from "./postgres-link.ts";
 import type { LoggedRequest, RequestRow } from "./request-log.ts";
 
-/** "ferry" and a number, as keys of advisory locks. */
+/** "ferry" and a number, as advisory lock keys. */
 const LOCKS = 0x6665_7272;
 const MIGRATION_LOCK = `${LOCKS}, 1`;
 const RETENTION_LOCK = `${LOCKS}, 2`;
@@ -46,7 +42,7 @@ const MIGRATIONS: readonly string[] = [
   CREATE INDEX ferry_requests_tenant ON ferry_requests (tenant, started_at)`,
 ];
 
-/** Brings the table to what this Ferry needs. Several may do it at once; a user without the right need not. */
+/** Migrates the table. Safe to run concurrently; a user without DDL rights may use a table that is up to date. */
 export async function migrate(link: PostgresLink): Promise<void> {
   const [table] = await link.ask("SELECT to_regclass('ferry_migrations') IS NOT NULL AS there");
   const versions = "SELECT coalesce(max(version), 0) AS version FROM ferry_migrations";
@@ -68,10 +64,10 @@ export async function migrate(link: PostgresLink): Promise<void> {
 
 type Cell = string | number | undefined;
 
-/** `sql`: how the value becomes the column's, where the two differ. */
+/** `sql`: converts the value to the column's type, where they differ. */
 type Column = readonly [name: string, type: string, pick: (row: RequestRow) => Cell, sql?: string];
 
-/** What is known when the request is answered. */
+/** Known when the request is answered. */
 const BEGINNINGS: readonly Column[] = [
   ["id", "text", ({ id }) => id],
   ["tenant", "text", ({ tenant }) => tenant],
@@ -85,7 +81,7 @@ const BEGINNINGS: readonly Column[] = [
   ["trace_id", "text", ({ traceId }) => traceId],
 ];
 
-/** What a task's end may change. */
+/** May change when the task ends. */
 const ENDINGS: readonly Column[] = [
   ["queue_ms", "real", ({ batch, queueMs }) => batch && thousandths(queueMs)],
   ["worker_ms", "real", ({ batch, workerMs }) => batch && thousandths(workerMs)],
@@ -119,7 +115,7 @@ const UPDATE = `UPDATE ferry_requests AS old
   SET ${ENDINGS.map(([name, , , sql]) => `${name} = ${sql ?? `given.${name}`}`).join(", ")}
   FROM ${unnested(UPDATED)} WHERE old.instance = $1::uuid AND old.seq = given.seq`;
 
-/** Rows on their way to the thread that writes them: by column, the values of all rows. */
+/** Rows for the writing thread: by column, the values of all rows. */
 export interface RowBundle {
   readonly instance: string;
   readonly columns: readonly (readonly Cell[])[];
@@ -137,7 +133,7 @@ export async function updateEndings(link: PostgresLink, { instance, columns }: R
   await link.ask(UPDATE, [instance, ...columns.map(arrayLiteral)]);
 }
 
-/** Deletes up to `max` rows that are older, unless another gateway is at it; how many it were. */
+/** Deletes up to `max` older rows, unless another gateway is doing so; returns how many. */
 export async function deleteOld(link: PostgresLink, days: number, max: number): Promise<number> {
   const { count } = await link.ask(
     `WITH turn AS MATERIALIZED (SELECT pg_try_advisory_xact_lock(${RETENTION_LOCK}) AS ours)
@@ -194,7 +190,7 @@ function fromRow(row: PostgresRow): LoggedRequest {
   };
 }
 
-/** An array as PostgreSQL reads it; "" is NULL. Neighbours are often alike. */
+/** A PostgreSQL array literal; "" is NULL. Consecutive values are often equal. */
 function arrayLiteral(cells: readonly Cell[]): string {
   let last: Cell;
   let lastText = "NULL";
@@ -206,7 +202,7 @@ function arrayLiteral(cells: readonly Cell[]): string {
   return `{${texts.join(",")}}`;
 }
 
-/** No text of PostgreSQL's can hold a NUL. */
+/** PostgreSQL text cannot contain NUL. */
 function quoted(text = ""): string {
   if (text === "") return "NULL";
   return PLAIN.test(text) ? `"${text}"` : `"${text.replaceAll("\0", "\ufffd").replace(/["\\]/g, "\\$&")}"`;

@@ -1,24 +1,20 @@
 /**
- * The request log: a row for every request that asked for inference. Never an input, an output or a credential.
- *
- * The latest `requestLog.recent` rows are kept in memory; with a sink (`request-log-postgres.ts`) each row also goes there.
- * A request that was answered 202 has its row at once; `outcome` and `settledAt` follow when the engine tells this process
- * that its task ended. An end that was told before the answer was out, or not at all, is looked up once, after
- * `lookAfterMs`, by which every task has ended.
- *
- * `queueMs` is the request's own wait for its batch, `workerMs` its wait from there to the outcome: a request that
- * joined a task in flight waited for less than the task did. Instants are in ms since 1970. Cost: less than 0.1 µs on the
- * path of "request.answered" (`node bench/listeners.ts`).
+ * The request log: a row for every inference request. Never an input, an output or a credential. The latest
+ * `requestLog.recent` rows are in memory; a sink (`request-log-postgres.ts`) gets every row too. A request answered 202
+ * has its row at once; `outcome` and `settledAt` follow when the engine reports the task's end. An end reported before
+ * the reply was sent, or never, is looked up once after `lookAfterMs`, when every task has ended. `queueMs` is the
+ * request's own wait for its batch, `workerMs` from there to the outcome; a joined request waited less than its task.
+ * Instants are ms since 1970. Cost: less than 0.1 µs per "request.answered" (`node bench/listeners.ts`).
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, Outcome } from "../core/task.ts";
 import type { AnsweredRequest, Events, TaskEnding } from "./events.ts";
 
-/** How a task ended; "": it has not, or nobody knows. */
+/** How a task ended; "": not yet, or unknown. */
 export type Ending = "SUCCESS" | ErrorCode | "";
 
-/** A request, as far as it is known. Empty texts and zeros mean: not known, or never happened. */
+/** Empty texts and zeros mean unknown, or never happened. */
 export interface LoggedRequest {
   readonly id: string;
   readonly tenant: string;
@@ -36,11 +32,10 @@ export interface LoggedRequest {
   readonly settledAt: number;
   readonly outcome: string;
   readonly traceId: string;
-  /** Its `why` is "" where the row comes from a database, its `startedAt` 0. */
+  /** For rows from a database `why` is "" and `startedAt` 0. */
   readonly batch: (Omit<BatchNote, "reason"> & { readonly reason: string }) | undefined;
 }
 
-/** What a record tells of its end. */
 export interface LoggedOutcome extends TaskEnding {
   readonly task: { readonly id: string };
   readonly outcome?: Outcome;
@@ -48,7 +43,7 @@ export interface LoggedOutcome extends TaskEnding {
 
 /** A row in memory; the fields of its end may come later. */
 export class RequestRow implements LoggedRequest {
-  /** Its number in this process; first is 1. */
+  /** Number in this process, from 1. */
   readonly seq: number;
   readonly id: string;
   readonly tenant: string;
@@ -67,9 +62,9 @@ export class RequestRow implements LoggedRequest {
   settledAt = 0;
   outcome: Ending = "";
   batch: BatchNote | undefined = undefined;
-  /** The sink has it, or is writing it: what changes now must be told. */
+  /** The sink has or is writing it: later changes must be reported. */
   written = false;
-  /** Another request that waits for the same task. */
+  /** Next request waiting for the same task. */
   beside: RequestRow | undefined = undefined;
 
   constructor(seq: number, request: AnsweredRequest) {
@@ -95,7 +90,7 @@ export class RequestRow implements LoggedRequest {
     this.settledAt = settledAt;
     this.attempts = ending.attempt;
     this.batch = batch;
-    // What is in the cache was worked on before this request came.
+    // A cached outcome was computed before this request.
     if (batch === undefined || this.work === "cached") return;
     const from = Math.max(queuedAt, this.startedAt);
     this.queueMs = Math.max(0, batch.startedAt - from);
@@ -103,23 +98,21 @@ export class RequestRow implements LoggedRequest {
   }
 }
 
-/** Where rows go beside the memory. Its calls are on a request's path: it takes the row and returns. */
+/** Called on the request path: must take the row and return. */
 export interface RowSink {
   add(row: RequestRow): void;
-  /** The end of a row's task came after the row. */
   ended(row: RequestRow): void;
 }
 
 export interface RequestLogOptions {
   readonly recent: number;
-  /** By then a task has ended, counted from its request's start. */
+  /** From the request's start; every task has ended by then. */
   readonly lookAfterMs: number;
-  /** The record of a task, for ends that were missed. */
   lookUp(id: string): Promise<LoggedOutcome | undefined>;
   readonly sink?: RowSink | undefined;
 }
 
-/** Accepted requests whose end is waited for; the ends of more are not noted. */
+/** Accepted requests waiting for their end; beyond this, ends are not recorded. */
 const MAX_UNSETTLED = 100_000;
 const SWEEP_MS = 5000;
 const LOOK_UP_AT_ONCE = 100;
@@ -143,18 +136,18 @@ export class RequestLog {
     this.#off = wanted ? events.on("request.answered", (request) => this.#answered(request)) : () => {};
   }
 
-  /** Rows since the start, those that are no longer kept included. */
+  /** Rows since the start, including evicted ones. */
   get count(): number {
     return this.#seq;
   }
 
-  /** Those that are kept, newest first. */
+  /** Newest first. */
   *rows(): Generator<RequestRow> {
     const { length } = this.#ring;
     for (let seq = this.#seq; seq > Math.max(0, this.#seq - length); seq--) yield this.#ring[seq % length]!;
   }
 
-  /** Requests under an id, newest first: several when they joined one task. */
+  /** Newest first; several when they joined one task. */
   find(id: string, max: number): RequestRow[] {
     const found: RequestRow[] = [];
     for (const row of this.rows()) {
@@ -165,7 +158,6 @@ export class RequestLog {
     return found;
   }
 
-  /** A task has ended, as the engine tells it. */
   settled(record: LoggedOutcome): void {
     if (this.#unsettled.size === 0) return;
     const row = this.#unsettled.get(record.task.id);
@@ -181,7 +173,7 @@ export class RequestLog {
   }
 
   #answered(request: AnsweredRequest): void {
-    // Whatever takes a POST here is inference; the others were refused with 405.
+    // Every POST route here is inference; the others were refused with 405.
     if (request.method !== "POST" || request.route === "" || request.code === "METHOD_NOT_ALLOWED") return;
     const row = new RequestRow(++this.#seq, request);
     const { length } = this.#ring;
@@ -210,12 +202,12 @@ export class RequestLog {
     }
   }
 
-  /** Those whose end should be known by now, oldest first; in turns, so that the store is not flooded. */
+  /** Looks up overdue ends, oldest first, in batches so that the store is not flooded. */
   async #lookUp(): Promise<void> {
     const before = this.#clock.now() - this.#options.lookAfterMs;
     for (let late = this.#late(before); late.length > 0 && !this.#closed; late = this.#late(before)) {
       for (const row of late) this.#unsettled.delete(row.id);
-      // Whoever cannot be asked now is not asked again: the row then says that its end is not known.
+      // Not retried: if the store fails now, the row says that its end is unknown.
       await Promise.all(
         late.map(async (row) => {
           const record = await this.#options.lookUp(row.id).catch(() => undefined);

@@ -1,7 +1,4 @@
-/**
- * What runs in the thread of `sender.ts`: it answers one question after another comes in, each in its own time. It
- * keeps nothing but connections; what is not yet written stays with those who ask.
- */
+/** The thread of `sender.ts`: serves requests concurrently and holds only connections, no unwritten data. */
 import { parentPort } from "node:worker_threads";
 import { SystemClock } from "../app/clock.ts";
 import { PostgresLink } from "./postgres-link.ts";
@@ -50,7 +47,7 @@ function linkTo(url: string, timeoutMs: number, end: () => void): PostgresLink {
   try {
     return new PostgresLink(url, timeoutMs, clock, end);
   } catch {
-    // In our own words: the client's may quote the URL, and with it a password.
+    // Our own message: the client's may quote the URL, and with it a password.
     throw new SenderTrouble("requestLog.url cannot be used");
   }
 }
@@ -61,7 +58,6 @@ function linkOf(store: number): PostgresLink {
   return found.link;
 }
 
-/** The library is loaded only where it is used. */
 async function openCollector({ about, version, ...rules }: OtlpStart): Promise<Collector> {
   return (await import("./otlp.ts")).openOtlp(rules, about, version);
 }

@@ -1,13 +1,13 @@
 /**
- * The thread that writes rows to PostgreSQL and spans to a collector, as the thread of the requests sees it:
+ * The thread that writes rows to PostgreSQL and spans to a collector, seen from the main thread:
  *
  *   PostgresLog ──rows──┐                              ┌── PostgresLink ──► PostgreSQL
  *                       ├─► Sender ──one post──► thread ┤
  *   SpanBuffer ──spans──┘      ◄──one answer────        └── OTLP exporter ─► collector
  *
- * Both senders post one bundle at a time and wait for its answer, so what is unwritten is bounded by them and still theirs
- * when the thread dies. It starts with the first question. When it dies, every question that waits is answered with a
- * `SenderTrouble`, one notice is emitted, and the next question starts another.
+ * Both senders post one bundle at a time and wait for the reply, so unwritten data are bounded and survive the thread.
+ * It starts with the first request. When it dies, pending requests reject with a `SenderTrouble`, one notice is
+ * emitted, and the next request starts another.
  */
 import { extname } from "node:path";
 import { Worker } from "node:worker_threads";
@@ -18,20 +18,19 @@ import type { RowBundle } from "./request-log-schema.ts";
 import type { LoggedRequest } from "./request-log.ts";
 import type { Delivery } from "./span-buffer.ts";
 
-/** One connection to PostgreSQL in the thread, by a number that is never used again. */
+/** A PostgreSQL connection in the thread, by a number that is never reused. */
 interface OfStore {
   readonly store: number;
 }
 
 export interface OtlpStart extends OtlpRules {
-  /** Who we are. */
   readonly about: Attributes;
   readonly version: string;
 }
 
-/** What the thread is asked: by verb, what it is given and what it answers. */
+/** Requests to the thread: by verb, argument and result. */
 export interface Verbs {
-  /** Connects, and brings the table to what this Ferry needs. */
+  /** Connects and migrates the table. */
   readonly openRows: [given: OfStore & { readonly url: string; readonly timeoutMs: number }, answer: void];
   readonly insertRows: [given: OfStore & RowBundle, answer: void];
   readonly updateRows: [given: OfStore & RowBundle, answer: void];
@@ -40,16 +39,15 @@ export interface Verbs {
     given: OfStore & { readonly id: string; readonly max: number },
     answer: LoggedRequest[],
   ];
-  /** Answered when the connection is gone, whoever ended it. */
+  /** Resolves when the connection is gone, whatever the cause. */
   readonly rowsEnd: [given: OfStore, answer: void];
   readonly closeRows: [given: OfStore, answer: void];
-  /** SpanFacts[] as JSON, which is cheaper to hand over than so many small objects. */
+  /** SpanFacts[] as JSON: cheaper to transfer than many small objects. */
   readonly deliverSpans: [given: { readonly start: OtlpStart; readonly spans: string }, answer: Delivery];
   readonly closeSpans: [given: undefined, answer: void];
 }
 export type Verb = keyof Verbs;
 
-/** To the thread, and back from it. */
 export interface SenderQuestion {
   readonly number: number;
   readonly verb: Verb;
@@ -59,11 +57,11 @@ export type SenderAnswer =
   | { readonly number: number; readonly value: unknown }
   | { readonly number: number; readonly trouble: string; readonly state: string };
 
-/** The question was not answered. `message` is in our own words and may be shown and logged. */
+/** The request failed. `message` is our own text, safe to show and log. */
 export class SenderTrouble extends Error {
   /** PostgreSQL's SQLSTATE; "" where it did not answer. */
   readonly state: string;
-  /** The thread is to blame, and not what it was asked for. */
+  /** The thread failed, not the operation. */
   readonly isOfTheThread: boolean;
 
   constructor(message: string, { state = "", isOfTheThread = false } = {}) {
@@ -72,13 +70,13 @@ export class SenderTrouble extends Error {
     this.isOfTheThread = isOfTheThread;
   }
 
-  /** PostgreSQL refuses the values themselves: it will not take them later either. */
+  /** PostgreSQL rejects the values themselves; a retry would fail too. */
   get ofTheData(): boolean {
     return this.state.startsWith("22") || this.state.startsWith("23");
   }
 }
 
-/** The same ending as this file's: .ts in a checkout, .js in dist/. */
+/** The same extension as this file: .ts in a checkout, .js in dist/. */
 const PROGRAM = new URL(`./sender-thread${extname(import.meta.filename)}`, import.meta.url);
 
 export class Sender {
@@ -87,7 +85,7 @@ export class Sender {
   readonly #asked = new Map<number, PromiseWithResolvers<unknown>>();
   #thread: Worker | undefined;
   #number = 0;
-  /** Its death was said, and nothing was answered since. */
+  /** Its death was reported, and nothing was answered since. */
   #said = false;
   #closed = false;
 
@@ -108,7 +106,7 @@ export class Sender {
     return (await asked.promise) as Verbs[Asked][1];
   }
 
-  /** Ends the thread, whatever it is at; idempotent. */
+  /** Terminates the thread; idempotent. */
   async close(): Promise<void> {
     this.#closed = true;
     await this.#thread?.terminate();

@@ -1,10 +1,8 @@
 /**
- * Spans on their way to the collector.
- *
- * At most `maxSpans` wait, those on the wire included; more are dropped and counted. They leave a second after the first,
- * or as soon as a full bundle waits, one bundle at a time. A collector that cannot be reached gets the same bundle again
- * later; one that refuses a bundle has lost it. Either is said once when it begins and once when it is over. `load` opens
- * the collector when the first spans leave: the library takes longer to load than Ferry to start.
+ * Buffer of spans for the collector. At most `maxSpans` wait, including those being sent; more are dropped and counted.
+ * They leave a second after the first, or once a bundle is full, one bundle at a time. An unreachable collector gets
+ * the same bundle again; a refused bundle is lost. Either is reported when it begins and when it is over. `load` opens
+ * the collector with the first spans: the library takes longer to load than Ferry to start.
  */
 import type { Attributes, Link } from "@opentelemetry/api";
 import type { Alarm, Clock } from "../app/clock.ts";
@@ -12,29 +10,27 @@ import type { SpanPlace } from "../core/trace.ts";
 import type { Events } from "./events.ts";
 import { type OtlpStart, type Sender, SenderTrouble } from "./sender.ts";
 
-/** As numbers, so that nothing of the library is loaded for them. */
+/** Numbers, so that the library need not be loaded for them. */
 export const KIND = { internal: 0, server: 1, client: 2, consumer: 4 } as const;
 
-/** A span that is over. */
 export interface SpanFacts {
   readonly name: string;
   readonly kind: (typeof KIND)[keyof typeof KIND];
   readonly place: SpanPlace;
-  /** Left out: it begins its trace. */
+  /** Omitted: a root span. */
   readonly parentId?: string;
-  /** The parent lives in another process. */
+  /** The parent is in another process. */
   readonly remote?: boolean;
-  /** A caller's `tracestate`. */
   readonly state?: string;
   readonly startedAt: number;
   readonly endedAt: number;
   readonly attributes: Attributes;
   readonly links?: Link[];
-  /** It went wrong by our own doing, not by the caller's. */
+  /** Failed by our fault, not the caller's. */
   readonly failed?: boolean;
 }
 
-/** How a bundle fared: "refused" ones are not worth another try. */
+/** "refused" bundles are not retried. */
 export interface Delivery {
   readonly kind: "taken" | "refused" | "away";
   readonly why: string;
@@ -47,16 +43,13 @@ export interface Collector {
 
 export interface BufferRules {
   readonly maxSpans: number;
-  /** At the end: so long what still waits may take. */
+  /** Time limit for sending the rest on close. */
   readonly closeMs: number;
-  /** The collector, as people are told. */
+  /** The collector, for messages. */
   readonly place: string;
 }
 
-/**
- * In one request, at most; with their links, which are what makes them long. Handing a bundle over takes 0.5 ms of the
- * thread that serves requests (`node bench/later.ts`).
- */
+/** Spans per request. Handing a bundle over takes 0.5 ms of the main thread (`node bench/later.ts`). */
 const BUNDLE_SPANS = 256;
 const BUNDLE_WEIGHT = 2048;
 const GATHER_MS = 1000;
@@ -83,12 +76,11 @@ export class SpanBuffer {
     this.#events = events;
   }
 
-  /** Spans that nobody will ever see. */
   get dropped(): number {
     return this.#dropped;
   }
 
-  /** Never on the wire at once: the caller stands in somebody's path. */
+  /** Never sends synchronously: the caller may be on the request path. */
   add(span: SpanFacts): void {
     const waiting = this.#waiting;
     if (this.#closed || waiting.length + this.#onTheWire >= this.#rules.maxSpans) {
@@ -101,12 +93,12 @@ export class SpanBuffer {
     else if (waiting.length === BUNDLE_SPANS && !this.#trouble) this.#wakeIn(0);
   }
 
-  /** A span that could not even be made. */
+  /** Counts spans that could not be built. */
   drop(count = 1): void {
     this.#dropped += count;
   }
 
-  /** Sends what waits, for as long as `closeMs` allows; the rest is dropped. */
+  /** Sends what waits for up to `closeMs`; the rest is dropped. */
   async close(): Promise<void> {
     this.#closed = true;
     this.#alarm?.cancel();
@@ -141,12 +133,12 @@ export class SpanBuffer {
     this.#wakeIn(this.#trouble ? TRY_AGAIN_MS : more ? 0 : GATHER_MS);
   }
 
-  /** One bundle; whether it is worth to go on at once. */
+  /** Sends one bundle; returns whether to continue at once. */
   async #send(): Promise<boolean> {
     const bundle = this.#take();
     this.#onTheWire = bundle.length;
     const { kind, why } = await this.#deliver(bundle);
-    // Closed meanwhile, and nobody waited for this: it is counted as dropped already.
+    // Closed meanwhile without waiting for this: already counted as dropped.
     if (this.#onTheWire === 0) return false;
     this.#onTheWire = 0;
     if (kind === "taken") this.#well();
@@ -200,14 +192,14 @@ export class SpanBuffer {
   }
 }
 
-/** The collector as the thread of the requests sees it: the thread of `sender.ts` speaks to it. */
+/** A collector whose connection lives in the thread of `sender.ts`. */
 export function sentCollector(sender: Pick<Sender, "ask">, start: OtlpStart): Collector {
   return {
     deliver: async (spans): Promise<Delivery> => {
       try {
         return await sender.ask("deliverSpans", { start, spans: JSON.stringify(spans) });
       } catch (error) {
-        // The next thread gets the same bundle. Any other error would come again.
+        // The next thread gets the same bundle. Any other error would repeat.
         if (error instanceof SenderTrouble && error.isOfTheThread)
           return { kind: "away", why: error.message };
         throw error;

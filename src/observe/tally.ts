@@ -1,13 +1,13 @@
-/** Counts since the start, and the rates of the last ten seconds. */
+/** Counts since the start, and rates of the last ten seconds. */
 import type { Clock } from "../app/clock.ts";
 import { askedForWorker, CLIENT_LEFT, type Events } from "./events.ts";
 
 const SECONDS = 10;
 const SECOND_MS = 1000;
 
-/** How often something happened a second, over the last ten whole seconds. */
+/** Events per second, over the last ten whole seconds. */
 export class RecentRate {
-  /** Counts by second, in a ring; the one that runs lies at `#at` and ends at `#endsAt`. */
+  /** Ring of counts by second; the running one is at `#at` and ends at `#endsAt`. */
   readonly #perSecond = new Array<number>(SECONDS + 1).fill(0);
   readonly #startedAt: number;
   #endsAt: number;
@@ -23,7 +23,7 @@ export class RecentRate {
     this.#perSecond[this.#at]!++;
   }
 
-  /** Over whole seconds that have passed, so that the number does not sag at each new one. */
+  /** Over complete seconds, so that the number does not drop at each new one. */
   perSecond(now: number): number {
     if (now >= this.#endsAt) this.#turn(now);
     const seconds = Math.min(SECONDS, Math.max(1, (now - this.#startedAt) / SECOND_MS));
@@ -45,7 +45,6 @@ export class RecentRate {
 export class Tally {
   readonly #clock: Clock;
   readonly #requestRate: RecentRate;
-  /** Tasks that ask for a worker, by model. */
   readonly #arrivals = new Map<string, RecentRate>();
   requests = 0;
   batches = 0;
@@ -59,7 +58,6 @@ export class Tally {
   lost = 0;
   shed = 0;
 
-  /** `models`: the names of those in the config in force. */
   constructor(events: Events, clock: Clock, models: () => readonly string[] = () => []) {
     this.#clock = clock;
     this.#requestRate = new RecentRate(clock.now());

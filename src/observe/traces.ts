@@ -1,21 +1,20 @@
 /**
- * Spans, made from events after the fact. Nothing on a request's path knows of them: it carries ids
- * (`core/trace.ts`), and whoever sees the end of something describes it.
+ * Spans, built from events after the fact. The request path only carries ids (`core/trace.ts`).
  *
  *   request  SERVER    the caller's child, or a root          at request.answered
- *   └ queue  INTERNAL  put → claim, one for each batch        at batch.started, in the process that claimed
+ *   └ queue  INTERNAL  put → claim, one per batch             at batch.started, in the process that claimed
  *   batch    CONSUMER  a root: it belongs to many requests    from batch.started to batch.settled
- *   └ call   CLIENT    one for each call to the worker        at batch.answered; the worker is told this one
+ *   └ call   CLIENT    one per worker call                    at batch.answered; its id is sent to the worker
  *
- * Links go both ways: the batch names the queue span of every traced task in it, the request names the batch
- * that answered it, also when that was another's or an earlier one's. A batch is traced if one of its tasks is.
+ * Links go both ways: the batch links the queue span of every traced task, the request links the batch that answered
+ * it, even one of another or an earlier request. A batch is traced if one of its tasks is.
  *
- * A retry begins its second wait where the first batch gave it back; a process that did not see that takes the
- * time of its put. What is kept while batches run is bounded by `MAX_OPEN` and `MAX_RETRIED`; a batch whose end
- * never comes (the engine failed under it) is pushed out by others and counts as dropped.
+ * A retry's second wait begins when the first batch gave the task back; a process that did not see that uses the put.
+ * State is bounded by `MAX_OPEN` and `MAX_RETRIED`; a batch that never ends (the engine failed) is evicted and counts
+ * as dropped.
  *
- * Names of attributes: `http.*` is stable, `messaging.*` and `gen_ai.*` are still in development and will move, `ferry.*`
- * is ours. `error.type` of a request is our error code, of a call the backend's word for how it ended.
+ * Attributes: `http.*` is stable, `messaging.*` and `gen_ai.*` are in development and will change, `ferry.*` is ours.
+ * `error.type` is our error code for a request, the backend's reply kind for a call.
  */
 import type { Attributes, Link } from "@opentelemetry/api";
 import type { Clock } from "../app/clock.ts";
@@ -29,26 +28,22 @@ import type { Tracing } from "./tracing.ts";
 
 export interface TracedModel {
   readonly name: string;
-  /** Of its backend: http, python, … */
   readonly kind: string;
-  /** What an http backend speaks. */
   readonly protocol?: string;
 }
 
 export interface TracesParts {
   readonly clock: Clock;
   readonly events: Events;
-  /** Whose thread speaks to the collector. */
   readonly sender: Pick<Sender, "ask">;
-  /** Those that there are now. */
   readonly models: () => readonly TracedModel[];
-  /** Requests are taken by other processes. */
+  /** Requests are received by other processes. */
   readonly apart: boolean;
   readonly version: string;
   /** Unique to this start. */
   readonly instance: string;
   readonly zone: string;
-  /** Where clients connect; "" until it is known. */
+  /** Where clients connect; "" until known. */
   apiUrl(): string;
 }
 
@@ -60,7 +55,7 @@ export interface Traces {
 const MAX_OPEN = 10_000;
 const MAX_RETRIED = 10_000;
 const SERVER_ERROR = 500;
-/** What the conventions know by name; over HTTP/2 a method may be any word. */
+/** Methods known to the conventions; over HTTP/2 a method may be any word. */
 const METHODS = new Set([
   "GET",
   "HEAD",
@@ -73,14 +68,14 @@ const METHODS = new Set([
   "PATCH",
   "QUERY",
 ]);
-/** What a protocol's calls are called in `gen_ai.operation.name`. */
+/** `gen_ai.operation.name` by protocol. */
 const OPERATIONS: Readonly<Record<string, string>> = {
   "openai-embeddings": "embeddings",
   "openai-completions": "text_completion",
   tei: "embeddings",
 };
 
-/** Listens from now on; the library itself is loaded when the first spans leave. */
+/** Listens from now on; the library is loaded with the first spans. */
 export function openTraces(tracing: Tracing, parts: TracesParts): Traces {
   const { clock, events, version, instance, zone } = parts;
   const { url, place, timeoutMs, maxSpans } = tracing;
@@ -104,18 +99,15 @@ export function openTraces(tracing: Tracing, parts: TracesParts): Traces {
   };
 }
 
-/** A traced batch that runs. */
 interface OpenBatch {
   readonly model: string;
   readonly batch: BatchNote;
   readonly fill: number;
   readonly attempt: number;
-  /** Its traced tasks. */
   readonly tasks: ReadonlySet<string>;
   readonly links: Link[];
-  /** How its last call ended. */
+  /** Reply kind of its last call. */
   kind: string;
-  /** One of its calls was answered. */
   answered: boolean;
 }
 
@@ -129,7 +121,7 @@ export class SpanMaker {
   readonly #parts: Pick<TracesParts, "clock" | "apart" | "apiUrl">;
   readonly #models: () => readonly TracedModel[];
   readonly #buffer: Pick<SpanBuffer, "add" | "drop">;
-  /** By id, the oldest first. */
+  /** By id, oldest first. */
   readonly #open = new Map<string, OpenBatch>();
   /** When a traced task was given back, by its id. */
   readonly #retried = new Map<string, number>();
@@ -188,7 +180,7 @@ export class SpanMaker {
     const { route, path, status, code, tier, model, id, work, ending } = request;
     this.#server ??= serverOf(this.#parts.apiUrl());
     const attributes: Attributes = { "http.request.method": method, "http.response.status_code": status };
-    // Where nothing is, the path is a stranger's text.
+    // An unknown path is untrusted text.
     if (route !== "") attributes["http.route"] = route;
     if (route !== "" && path !== undefined) attributes["url.path"] = path;
     if (this.#server !== undefined) {
@@ -306,7 +298,7 @@ export class SpanMaker {
     return { name: operation === undefined ? "POST" : `${operation} ${model}`, attributes };
   }
 
-  /** A worker behind HTTP is named by its host; as many as there are in the config. */
+  /** HTTP workers are named by host; bounded by the config. */
   #workerServer(worker: string): Server | undefined {
     if (!this.#workers.has(worker)) this.#workers.set(worker, serverOf(`http://${worker}`));
     return this.#workers.get(worker);
@@ -344,7 +336,7 @@ export class SpanMaker {
   }
 }
 
-/** Makes room for one more; whether somebody had to go. */
+/** Makes room for one more; returns whether one was evicted. */
 function bound(map: Map<string, unknown>, most: number): boolean {
   if (map.size < most) return false;
   const [oldest] = map.keys();

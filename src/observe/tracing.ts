@@ -1,29 +1,28 @@
 /**
- * Whether and how requests are traced: the settings, with the OTEL_* variables over them, as operators of many
- * services expect.
+ * Whether and how requests are traced: the settings, overridden by the standard OTEL_* variables.
  *
  *   OTEL_SDK_DISABLED=true, OTEL_TRACES_EXPORTER=none    nothing is traced
  *   OTEL_EXPORTER_OTLP_ENDPOINT, …_TRACES_ENDPOINT       telemetry.otlpUrl; the second is the whole URL
  *   OTEL_EXPORTER_OTLP_TIMEOUT, …_TRACES_TIMEOUT         EXPORT_TIMEOUT_MS
  *   OTEL_BSP_MAX_QUEUE_SIZE                              MAX_SPANS
  *   OTEL_TRACES_SAMPLER, OTEL_TRACES_SAMPLER_ARG         telemetry.sample
- *   OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES          who we are; read by `otlp.ts`
+ *   OTEL_SERVICE_NAME, OTEL_RESOURCE_ATTRIBUTES          resource attributes; read by `otlp.ts`
  *   OTEL_EXPORTER_OTLP_HEADERS, _COMPRESSION, …          read by the library
  *
- * A variable that makes no sense is said to the operator and has no effect.
+ * An invalid variable is reported and ignored.
  */
 export interface Tracing {
-  /** Where spans are sent, /v1/traces included. */
+  /** Full URL, /v1/traces included. */
   readonly url: string;
-  /** The same for people: without a login. */
+  /** The URL for messages: without credentials. */
   readonly place: string;
   readonly timeoutMs: number;
-  /** Share of the requests that come without a trace. */
+  /** Sampled share of requests that arrive without a trace. */
   readonly share: number;
-  /** Whether a caller's word counts. */
+  /** Whether the caller's sampling decision counts. */
   readonly followsCaller: boolean;
   readonly maxSpans: number;
-  /** Variables that had no effect, and why. */
+  /** Ignored variables, and why. */
   readonly complaints: readonly string[];
 }
 
@@ -32,15 +31,15 @@ export interface TracingSettings {
   readonly sample: number;
 }
 
-/** How long the collector may take for some spans, and for the last ones at the end of the process. */
+/** Time limit of one export, and of the last one at exit. */
 const EXPORT_TIMEOUT_MS = 3000;
-/** Spans that wait for the collector; more are dropped and counted. */
+/** Spans waiting for the collector; more are dropped and counted. */
 const MAX_SPANS = 10_000;
 const TIMEOUT_VARIABLES = ["OTEL_EXPORTER_OTLP_TRACES_TIMEOUT", "OTEL_EXPORTER_OTLP_TIMEOUT"];
 
 type Env = Readonly<Record<string, string | undefined>>;
 
-/** Undefined: nobody is traced. */
+/** Undefined: tracing is off. */
 export function tracingOf(settings: TracingSettings, env: Env): Tracing | undefined {
   if (set(env, "OTEL_SDK_DISABLED")?.toLowerCase() === "true") return undefined;
   if (set(env, "OTEL_TRACES_EXPORTER")?.toLowerCase() === "none") return undefined;
@@ -82,7 +81,6 @@ function isHttp(text: string | undefined): text is string {
   return protocol === "http:" || protocol === "https:";
 }
 
-/** The first of these variables that is set. */
 function numberOf(names: readonly string[], fallback: number, env: Env, complaints: string[]): number {
   const name = names.find((each) => set(env, each) !== undefined);
   if (name === undefined) return fallback;
@@ -114,7 +112,7 @@ function samplingOf(sample: number, env: Env, complaints: string[]): Sampling | 
   }
 }
 
-/** Left out it is 1, as the variable's specification says. */
+/** Defaults to 1, as the specification says. */
 function shareOf(env: Env, complaints: string[]): number {
   const share = Number(set(env, "OTEL_TRACES_SAMPLER_ARG") ?? 1);
   if (share >= 0 && share <= 1) return share;

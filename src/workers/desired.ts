@@ -1,42 +1,41 @@
 /**
- * Which workers a model should have, and what to do about the ones it has. Pure.
+ * Which workers a model should have, and what to do about the current ones. Pure.
  *
  *   desired = config ∪ DNS ∪ added by operators − removed by operators
  *
- * A removed worker stays out until it is added again, or the config lists it no more. Network workers are told apart by their
- * addresses. Workers that Ferry starts itself are a number of them, `size`, which the config, operators and the autoscaler set;
- * a removed one is known by its number (`python-2`), which is also the GPU that it is given.
+ * A removed worker stays out until it is added again or the config no longer lists it. Network workers are identified
+ * by address. Ferry's own workers are a count, `size`, set by the config, operators and the autoscaler; a removed one
+ * is identified by its number (`python-2`), which also selects its GPU.
  */
 import type { ModelConfig } from "../app/config/config.ts";
 import { fixedWorkers, hasAddresses } from "../app/config/worker-addresses.ts";
 
 export interface PoolInputs {
   readonly config: ModelConfig;
-  /** Addresses that DNS names. */
   readonly found: ReadonlyMap<string, FoundAddress>;
-  /** Addresses that operators added and the config does not list. */
+  /** Addresses added by operators and not in the config. */
   readonly added: ReadonlySet<string>;
-  /** Workers that the config lists and operators removed: address, or the number of one that Ferry starts, → its name. */
+  /** Configured workers removed by operators: address, or number of an own worker, → its name. */
   readonly removed: ReadonlyMap<string, string>;
-  /** How many workers Ferry should run itself; without meaning for network workers. */
+  /** Ferry's own workers; unused for network workers. */
   readonly size: number;
 }
 
 export interface FoundAddress {
-  /** `name:port` that the worker is asked by. */
+  /** `name:port` for requests to the worker. */
   readonly host: string;
-  /** The DNS name as operators are shown it. */
+  /** The DNS name shown to operators. */
   readonly from: string;
 }
 
 export interface DesiredWorker {
   readonly address: string;
   readonly host?: string;
-  /** The DNS name that it is there for; undefined where the config or an operator names it. */
+  /** The DNS name it comes from; undefined where the config or an operator names it. */
   readonly from?: string;
 }
 
-/** By address; empty where Ferry starts the workers itself. */
+/** By address; empty for Ferry's own workers. */
 export function desiredAddresses({ config, found, added, removed }: PoolInputs): Map<string, DesiredWorker> {
   const desired = new Map<string, DesiredWorker>();
   if (!hasAddresses(config.backend)) return desired;
@@ -47,28 +46,26 @@ export function desiredAddresses({ config, found, added, removed }: PoolInputs):
   return desired;
 }
 
-/** What is compared with the desired set; the worker itself has all of it. */
 export interface ActualWorker {
   readonly address: string | undefined;
   readonly number: string | undefined;
   readonly retiring: boolean;
-  /** It retires, and its backend was replaced: its successor may join before it is gone. */
+  /** It retires because its backend was replaced: its successor may join before it is gone. */
   readonly replaced: boolean;
   readonly drained: boolean;
   readonly busy: boolean;
-  /** Its share of a healthy worker's pace; 0 while it is down. */
+  /** Share of a healthy worker's pace; 0 while down. */
   readonly pace: number;
 }
 
 export interface WorkerPlan<W extends ActualWorker> {
   readonly retire: readonly W[];
-  /** To be started; not those whose machine still has a worker, which may be on its way out. */
+  /** To be started, except on machines that still have a worker, perhaps retiring. */
   readonly start: readonly DesiredWorker[];
-  /** How many more of Ferry's own to start. */
   readonly grow: number;
 }
 
-/** `actual`: in the order in which they came. `starting`: own workers under way. */
+/** `actual`: in join order. `starting`: own workers being started. */
 export function planOf<W extends ActualWorker>(
   inputs: PoolInputs,
   actual: readonly W[],
@@ -101,7 +98,7 @@ export function planOf<W extends ActualWorker>(
   };
 }
 
-/** What stays of the operators' changes when the config becomes `next`. */
+/** Operators' changes that remain when the config becomes `next`. */
 export function inputsAfter(
   { config, found, added, removed, size }: PoolInputs,
   next: ModelConfig,
@@ -135,11 +132,11 @@ export function newInputs(config: ModelConfig): PoolInputs {
   return { config, found: new Map(), added: new Set(), removed: new Map(), size };
 }
 
-/** Whether the config lists it, so that it would come back by itself; `key` as in `removed`. */
+/** Whether the config lists it, so that it would come back; `key` as in `removed`. */
 export function isListed(config: ModelConfig, key: string): boolean {
   const { backend, scaling } = config;
   if (hasAddresses(backend)) return listedAddresses(config).includes(key);
-  // Where the autoscaler sees to the number, one that was removed is replaced.
+  // The autoscaler replaces a removed worker.
   return !scaling.apply && Number(key) <= backend.workers;
 }
 
@@ -147,12 +144,11 @@ export function listedAddresses({ backend }: ModelConfig): string[] {
   return hasAddresses(backend) ? fixedWorkers(backend.workers).map(hrefOf) : [];
 }
 
-/** The same list of workers that Ferry starts itself. */
 export function sameNumber({ backend }: ModelConfig, next: ModelConfig): boolean {
   return backend.kind === next.backend.kind && backend.workers === next.backend.workers;
 }
 
-/** Of one that Ferry starts itself: `python-2`, or in a fleet `python-2@f1c3a`. */
+/** Of an own worker: `python-2`, or in a fleet `python-2@f1c3a`. */
 export function numberOf(name: string): string | undefined {
   return /-(\d+)(?:@\w+)?$/.exec(name)?.[1];
 }

@@ -1,10 +1,10 @@
 /**
- * Workers that a DNS name stands for: looked up every `everyMs`, one worker for each address (A and AAAA).
+ * Workers behind a DNS name, resolved every `everyMs`: one worker per address (A and AAAA).
  *
- *   an address is new         it is reported
- *   it is missing             nothing, until answers have been without it for three times `everyMs`: DNS servers disagree for a while
- *   the lookup fails          nothing; it is logged once, and again when it works
- *   there is none at all      no error: workers may come
+ *   new address               reported
+ *   missing address           kept until absent for three times `everyMs`: DNS servers disagree for a while
+ *   failed lookup             ignored; logged once, and again when it works
+ *   no address at all         no error: workers may come
  */
 import { lookup, Resolver } from "node:dns/promises";
 import type { Alarm, Clock } from "../app/clock.ts";
@@ -13,7 +13,7 @@ import type { Events } from "../observe/events.ts";
 
 export interface DiscoveryRules {
   readonly everyMs: number;
-  /** DNS servers to ask; empty: as the system does. */
+  /** DNS servers to ask; empty: the system's. */
   readonly servers: readonly string[];
 }
 
@@ -25,7 +25,7 @@ export interface DiscoveryParts {
 
 /** Lookups in which an address must be missing before its worker is removed. */
 const MISSING_LOOKUPS = 3;
-/** Of one name: as many as a config may list one by one. */
+/** Per name: as many as a config may list. */
 const MAX_ADDRESSES = 1024;
 
 export class Discovery {
@@ -36,7 +36,7 @@ export class Discovery {
   readonly #parts: DiscoveryParts;
   /** The worker's URL → when an answer last had it. */
   readonly #seen = new Map<string, number>();
-  /** Of the next lookup; undefined during one. */
+  /** Next lookup; undefined during one. */
   #alarm: Alarm | undefined;
   #lookedAt = 0;
   #failing = false;
@@ -59,7 +59,6 @@ export class Discovery {
     this.#parts = parts;
   }
 
-  /** Of the workers that the name stands for now. */
   get urls(): Iterable<string> {
     return this.#seen.keys();
   }
@@ -80,7 +79,7 @@ export class Discovery {
     if (this.#alarm !== undefined) this.#next();
   }
 
-  /** What was seen last stays. */
+  /** The last addresses stay. */
   stop(): void {
     this.#stopped = true;
     this.#alarm?.cancel();
@@ -121,7 +120,7 @@ export class Discovery {
     for (const [url, at] of this.#seen) if (at < now && at <= since) this.#seen.delete(url);
   }
 
-  /** In the same order in every process, so that all choose the same where there are too many. */
+  /** Sorted, so that all processes choose the same where there are too many. */
   #urlsOf(addresses: readonly string[]): string[] {
     const all = [...new Set(addresses)].sort();
     const tooMany = all.length > MAX_ADDRESSES;
@@ -147,16 +146,16 @@ export class Discovery {
   }
 }
 
-/** Rejects with a `code` when nothing could be learned. `servers`: the only ones to ask; empty: as the system does. */
+/** Rejects with a `code` when nothing is known. `servers`: the only ones to ask; empty: the system's. */
 export type Resolve = (hostname: string, servers?: readonly string[]) => Promise<readonly string[]>;
 
 const TIMEOUT_MS = 2000;
 const TRIES = 2;
 
 /**
- * DNS servers are asked first, without libc and its threads; an empty answer of theirs means that the name has no address
- * now. Where they do not know the name (/etc/hosts, a search domain as in Kubernetes, no server at all), the system is asked
- * as any other program would. Rejects when neither knows: that may be a fault of DNS, which must not cost workers.
+ * Asks DNS servers first, without libc and its threads; an empty answer means that the name has no address now. Where
+ * they do not know the name (/etc/hosts, a search domain as in Kubernetes, no server at all), asks the system resolver.
+ * Rejects when neither knows: that may be a DNS fault, which must not remove workers.
  */
 export const systemResolve: Resolve = async (hostname, servers = []) => {
   const resolver = new Resolver({ timeout: TIMEOUT_MS, tries: TRIES });
@@ -172,7 +171,7 @@ export const systemResolve: Resolve = async (hostname, servers = []) => {
   return found.map(({ address }) => address);
 };
 
-/** The name is there, and has no address of this kind; undefined: nothing is known. */
+/** Empty: the name exists without an address of this kind; undefined: unknown. */
 function emptyWhereKnown(error: unknown): readonly string[] | undefined {
   return (error as NodeJS.ErrnoException).code === "ENODATA" ? [] : undefined;
 }

@@ -1,37 +1,36 @@
 /**
- * Whether a worker may be given work: a circuit that opens after failures in a row.
+ * Circuit breaker of a worker: opens after consecutive failures.
  *
  *   closed ──failures in a row──► open for ejectMs ──► half-open: one batch ──fails──► open, twice as long
  *     ▲                                                     │
  *     └─────────────────────────── answers ─────────────────┘
  *
- * A worker that cannot be reached at all opens it at once. A worker that asks for a pause (429, 503) is
- * left alone for that long, and nothing is held against it. Where it is in doubt whose fault the failures are
- * (`core/blame.ts`) it stays closed, with a pause of a tenth of ejectMs after each, so that others can tell. A further attempt
- * of inputs that failed there before adds nothing to the row: distinct inputs are counted.
+ * An unreachable worker opens it at once. A worker that asks for a pause (429, 503) gets it without a failure. Where it
+ * is in doubt who caused the failures (`core/blame.ts`) it stays closed, with a pause of ejectMs / 10 after each, so
+ * that other workers can tell. Retries of inputs that failed there before do not add to the row: distinct inputs are
+ * counted.
  */
 import { Standing } from "../core/blame.ts";
 
-/** The longest ejection, in ejectMs: it doubles up to half a minute with the default of a second. */
+/** Longest ejection in ejectMs: doubles up to half a minute with the default of a second. */
 export const LONGEST_EJECTION = 30;
 const DOUBT_PAUSE = 0.1;
 const FAILING = 1e4;
 const EJECTED = 1e8;
 
 export interface HealthLimits {
-  /** Failures in a row that eject a worker. */
   readonly failures: number;
   readonly ejectMs: number;
   readonly maxEjectMs: number;
-  /** How long an input that ended workers is refused untried; left out: `BAR_MS`. */
+  /** How long to reject an input that crashed workers; default `BAR_MS`. */
   readonly barMs?: number;
 }
 
-/** How a failure is held against a worker (`core/blame.ts`). */
+/** How a failure counts against a worker (`core/blame.ts`). */
 export interface Held {
-  /** It may be the input's. */
+  /** The input may be at fault. */
   readonly doubt: boolean;
-  /** Its inputs failed there before: it adds nothing to the row. */
+  /** Its inputs failed there before: not counted again. */
   readonly repeated: boolean;
 }
 
@@ -40,7 +39,7 @@ const CERTAIN: Held = { doubt: false, repeated: false };
 export class Circuit {
   readonly #limits: () => HealthLimits;
   readonly standing = new Standing();
-  /** What its pace is taken by when a worker is chosen: those that fail come after all that do not, the ejected last. */
+  /** Multiplies its service time when choosing: failing workers come after all others, ejected ones last. */
   reluctance = 1;
   #failures = 0;
   #ejections = 0;
@@ -53,7 +52,6 @@ export class Circuit {
     this.#limits = limits;
   }
 
-  /** Ejected, and its time is not over. */
   down(now: number): boolean {
     return now < this.#closedUntil;
   }
@@ -62,12 +60,11 @@ export class Circuit {
     return now < this.#pausedUntil;
   }
 
-  /** Ejected, its time is over, and no batch has told yet whether it is well again. */
+  /** Half-open: the ejection is over and no batch has confirmed recovery. */
   get probing(): boolean {
     return this.#ejections > 0;
   }
 
-  /** When it may be given a batch again. */
   get usableAt(): number {
     return Math.max(this.#closedUntil, this.#pausedUntil);
   }
@@ -89,7 +86,7 @@ export class Circuit {
       if (enough) this.pause(now + DOUBT_PAUSE * ejectMs);
       return false;
     }
-    // One that is on trial is ejected by any failure, but for that of an input it failed with before.
+    // In half-open any failure ejects, except of an input that failed there before.
     if (!unreachable && !enough && (repeated || !this.probing)) return false;
     const ms = Math.min(maxEjectMs, ejectMs * 2 ** this.#ejections);
     this.#ejections++;

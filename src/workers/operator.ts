@@ -1,15 +1,15 @@
 /**
- * What operators do to workers while the process runs (`/internal/workers`, `ferry workers`):
+ * Operators' changes to workers at run time (`/internal/workers`, `ferry workers`):
  *
- *   add      one worker more: at a URL, or, where Ferry starts its workers itself, one more of its own
- *   drain    it gets no further batch and is no capacity; what it runs ends normally. It stays in the list
+ *   add      one more worker: at a URL, or one more of Ferry's own
+ *   drain    no further batch, and no capacity; its running batch ends normally. It stays in the list
  *   resume   it gets batches again
- *   remove   drained, and gone when it runs nothing: a child is ended, another one is only forgotten. It stays away until
- *            it is added again, or the config lists it no more
+ *   remove   drained, and gone when idle: a child is stopped, a network worker forgotten. It stays away until added
+ *            again or no longer listed by the config
  *
- * Nothing of this is written down: a restart begins with the config. On the Redis engine `add` and `remove` are about the list
- * of this process alone: other processes that list a worker take it over. `drain` and `resume` hold for the whole fleet
- * (`fleet/orders.ts`), whichever process is told.
+ * Nothing is persisted: a restart begins with the config. On the Redis engine `add` and `remove` change this process's
+ * list only: other processes that list a worker take it over. `drain` and `resume` apply to the whole fleet
+ * (`fleet/orders.ts`).
  */
 import type { Clock } from "../app/clock.ts";
 import type { ModelConfig } from "../app/config/config.ts";
@@ -32,14 +32,14 @@ export interface OperatorParts {
   readonly models: () => readonly ModelConfig[];
   readonly pool: WorkerPool;
   readonly orders: Orders;
-  /** Left out: there is only this process. */
+  /** Omitted: a single process. */
   readonly membership?: Pick<Membership, "changed" | "fleet"> | undefined;
 }
 
-/** A worker found by its name: here, or in the heartbeat of another process. */
+/** A worker found by name: here, or in another process's heartbeat. */
 interface FoundWorker {
   readonly shown: WorkerName;
-  /** Left out: another process's. */
+  /** Omitted: in another process. */
   readonly here?: { readonly pool: ModelPool; readonly worker: PoolWorker };
 }
 
@@ -108,7 +108,7 @@ export class Operator implements WorkerDesk {
     return { ...shown, gone: idle };
   }
 
-  /** Workers of the config that were removed. */
+  /** Configured workers that were removed. */
   removed(): readonly WorkerName[] {
     const { pools, leaving } = this.#parts.pool;
     return [...pools, ...leaving].flatMap(({ model, inputs }) =>
@@ -150,7 +150,7 @@ export class Operator implements WorkerDesk {
     const elsewhere = others.filter(
       (each) => fits(each) && here.every(({ shown }) => shown.model !== each.shown.model),
     );
-    // A worker that is replaced is there twice: the one that stays is meant.
+    // A worker being replaced is listed twice: choose the one that stays.
     const staying = here.filter(({ here: { worker } }) => !worker.retiring);
     const found: FoundWorker[] = [...(staying.length > 0 ? staying : here.slice(0, 1)), ...elsewhere];
     if (found.length === 1) return found[0]!;
@@ -180,7 +180,7 @@ export class Operator implements WorkerDesk {
   }
 }
 
-/** As the config would read it. */
+/** Parsed as in the config. */
 function checked(written: string, kind: "http" | "grpc"): string {
   if (isDns(written)) throw wrong("names of DNS belong in the config, under backend.workers");
   const read = URLS[kind].read({ value: written, expanded: false, folder: "" });
@@ -188,7 +188,7 @@ function checked(written: string, kind: "http" | "grpc"): string {
   return hrefOf(read.value);
 }
 
-/** Its address without what may be secret in it. */
+/** Its address without secrets. */
 function shownName(model: string, { name, worker: { address } }: PoolWorker): WorkerName {
   return { model, name, ...(address !== undefined && { address: shownAddress(address) }) };
 }

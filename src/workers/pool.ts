@@ -1,18 +1,18 @@
 /**
  * The worker pool of this process: for each model its backend, its dispatcher, and one reconcile loop.
  *
- * The config, DNS (`discovery.ts`), operators (`operator.ts`) and the autoscaler (`scaling.ts`) only change the inputs of the
- * desired set (`desired.ts`) and ask for a reconcile, which starts what is missing and retires what is not wanted. A reload
- * goes further, since it must be able to fail without having changed anything:
+ * The config, DNS (`discovery.ts`), operators (`operator.ts`) and the autoscaler (`scaling.ts`) change the inputs of
+ * the desired set (`desired.ts`) and request a reconcile, which starts missing workers and retires unwanted ones. A
+ * reload must be able to fail without having changed anything:
  *
- *   prepare   everything that can fail: new backends and new workers are started, and get no batch yet
+ *   prepare   everything that can fail: new backends and workers are started, and get no batch yet
  *   commit    one synchronous step: new models begin, rules change, new workers join, others retire
  *   abandon   instead of commit: what was started is stopped
  *
- * A worker that retires ends the batch that it has. A backend whose settings changed is replaced as a whole: its successor's
- * workers join at once, and start nothing while a predecessor on the same machine is not gone. A model that is removed from the
- * config takes nothing new; its queue is served until it is empty, for `limits.drainMs` at most. Then the rest is refused, unless
- * other processes share the queue. A model that comes back before that goes on where it was.
+ * A retiring worker finishes its batch. A backend whose settings changed is replaced as a whole: its successor's
+ * workers join at once, and start nothing until their predecessor on the same machine is gone. A removed model accepts
+ * nothing new; its queue is served until empty, for at most `limits.drainMs`. Then the rest is refused, unless other
+ * processes share the queue. A model that comes back before that continues.
  */
 import { isDeepStrictEqual } from "node:util";
 import type { Clock } from "../app/clock.ts";
@@ -46,25 +46,24 @@ import type { PoolWorker } from "./worker.ts";
 export interface PoolParts {
   readonly clock: Clock;
   readonly events: Events;
-  /** Which workers operators drained, in this process or in the fleet. */
+  /** Workers drained by operators, in this process or in the fleet. */
   readonly orders: Orders;
-  /** `numbers`: which of its own workers it has at the start; left out: as many as the config says, from 1 on. */
+  /** `numbers`: its own workers at the start; omitted: the config's count, from 1. */
   makeBackend(model: ModelConfig, numbers?: readonly number[]): Backend;
   /** Without workers. */
   makeDispatcher(rules: () => ModelRules, model: ModelConfig): Dispatcher;
   rulesOf(model: ModelConfig): ModelRules;
-  /** A backend is in use, or is not any more. */
+  /** A backend came into use, or is no longer used. */
   onBackend?(model: string, backend: Backend | undefined, dispatcher: Dispatcher): void;
-  /** A model that was removed from the config has run its last batch. */
+  /** A removed model has run its last batch. */
   onGone?(model: string): void;
-  /** Workers came, are to go, or were drained: the fleet should know. */
+  /** Workers were added, removed or drained: the fleet should know. */
   onWorkers?(): void;
   readonly resolve?: Resolve;
 }
 
-/** A change that can be made at any moment, or not at all. */
 export interface Prepared {
-  /** At once, and without fail. */
+  /** Synchronous; cannot fail. */
   commit(): void;
   abandon(): Promise<void>;
 }
@@ -74,24 +73,22 @@ export class ModelPool {
   inputs: PoolInputs;
   backend: Backend;
   readonly dispatcher: Dispatcher;
-  /** What the dispatcher goes by; switched by a reload. */
+  /** Read by the dispatcher; switched by a reload. */
   readonly rules: { now: ModelRules };
-  /** By kind and what the config says. */
+  /** By kind and configured name. */
   readonly names = new Map<string, Discovery>();
-  /** Names that are followed no more; their workers stay until the new names were looked up once. */
+  /** Names no longer followed; their workers stay until the new names were resolved once. */
   former: Discovery[] = [];
-  /** Addresses whose workers are being started. */
   readonly starting = new Set<string>();
-  /** Own workers that are being started. */
   growing = 0;
   retryAt = -Infinity;
   /** Why the last own worker could not be started; undefined: it could. */
   trouble: string | undefined;
-  /** The autoscaler: how long each worker that it asked for took to start. */
+  /** For the autoscaler: start-up time of each worker that it requested. */
   onStarted: ((ms: number) => void) | undefined;
-  /** Workers that an operator or DNS took away, until they are gone. */
+  /** Workers removed by an operator or DNS, until they are gone. */
   readonly ending = new Map<PoolWorker, Promise<void>>();
-  /** Of the last backend: the workers that take their places inherit their leases. */
+  /** Workers of the previous backend: their successors inherit the leases. */
   replaced: readonly PoolWorker[] = [];
 
   constructor(inputs: PoolInputs, backend: Backend, dispatcher: Dispatcher, rules: { now: ModelRules }) {
@@ -117,33 +114,31 @@ export class ModelPool {
     return this.workers.filter(({ retiring }) => !retiring);
   }
 
-  /** The DNS name that a worker is there for; undefined: the config or an operator names it. */
+  /** The DNS name a worker comes from; undefined: the config or an operator names it. */
   foundBy({ worker: { address } }: PoolWorker): string | undefined {
     return address === undefined ? undefined : desiredAddresses(this.inputs).get(address)?.from;
   }
 }
 
-/** What is to become of one model. */
 interface Step {
   readonly model: ModelConfig;
-  /** Left out: the model is new. */
+  /** Omitted: the model is new. */
   readonly pool?: ModelPool;
-  /** In place of the one it has. */
+  /** Replaces the current one. */
   readonly backend?: Backend;
-  /** Started for the backend that it has. */
+  /** Started for the current backend. */
   readonly joining: readonly Worker[];
-  /** Of the own workers that the new backend took over; left out: it has as many as the config says. */
+  /** Own workers that the new backend took over; omitted: the config's count. */
   readonly numbers?: readonly number[] | undefined;
 }
 
 const LOOK_EVERY_MS = 50;
-/** After a worker that could not be started. */
 const TRY_AGAIN_MS = 10_000;
 
 export class WorkerPool {
-  /** In the order of the models; the array stays the same, what is in it changes. */
+  /** In model order; the array stays the same, its contents change. */
   readonly dispatchers: Dispatcher[] = [];
-  /** Those, and of models that are on their way out. */
+  /** `dispatchers`, and those of removed models still draining. */
   running: readonly Dispatcher[] = [];
   readonly #parts: PoolParts;
   readonly #late: LateTasks;
@@ -152,13 +147,13 @@ export class WorkerPool {
   #engine: Engine | undefined;
   #shared = false;
   #pools: readonly ModelPool[] = [];
-  /** Removed from the config, and, once no further batch of theirs starts, their end. */
+  /** Removed models and, once no further batch of theirs starts, their end. */
   readonly #leaving = new Map<ModelPool, Promise<void> | undefined>();
-  /** Those among them that a reload under way may bring back. */
+  /** Removed models that a reload in progress may bring back. */
   readonly #wanted = new Set<ModelPool>();
-  /** Backends that were replaced, and stop after their last batch. */
+  /** Replaced backends that stop after their last batch. */
   readonly #parting = new Set<Backend>();
-  /** The last call of `#follow`; earlier ones change nothing any more. */
+  /** The last call of `#follow`; earlier ones have no effect. */
   #follows = 0;
   #reconciling = false;
   #stopped = false;
@@ -188,13 +183,12 @@ export class WorkerPool {
     return this.of(model)?.dispatcher;
   }
 
-  /** Resolves when every worker of the config can take a batch. */
+  /** Resolves when every configured worker can take a batch. */
   async open({ models }: Config): Promise<void> {
     for (const model of models) this.#started.set(model.name, this.#parts.makeBackend(model));
     await Promise.all([...this.#started.values()].map((backend) => backend.start()));
   }
 
-  /** From here on batches run. */
   begin(config: Config, engine: Engine, shared: boolean): void {
     this.#engine = engine;
     this.#shared = shared;
@@ -202,7 +196,7 @@ export class WorkerPool {
     this.#started.clear();
   }
 
-  /** Resolves when every DNS name was looked up once, and its workers have joined. */
+  /** Resolves when every DNS name was resolved once and its workers have joined. */
   async follow(): Promise<void> {
     const turn = ++this.#follows;
     await Promise.all(this.#pools.map((pool) => this.#follow(pool)));
@@ -211,7 +205,7 @@ export class WorkerPool {
     await this.#found();
   }
 
-  /** No further batch is started; resolves when the running ones are settled. */
+  /** Starts no further batch; resolves when the running ones are settled. */
   async drain(): Promise<void> {
     this.#stop();
     await Promise.all(this.#all.map(({ dispatcher }) => dispatcher.drain()));
@@ -232,7 +226,6 @@ export class WorkerPool {
     await Promise.all(backends.map((backend) => backend.stop()));
   }
 
-  /** The DNS names are followed no more. */
   #stop(): void {
     this.#stopped = true;
     for (const { names } of this.#all) for (const discovery of names.values()) discovery.stop();
@@ -240,12 +233,12 @@ export class WorkerPool {
 
   // ── Reconcile ───────────────────────────────────────────────────────────────────────────────────
 
-  /** Resolves when the network workers that were missing have joined; own ones may take long to start. */
+  /** Resolves when missing network workers have joined; own ones may take long to start. */
   async reconcile(): Promise<void> {
     await Promise.all(this.#pools.map((pool) => this.#reconcile(pool)));
   }
 
-  /** Once for all that ends at the same time. */
+  /** Coalesces requests made in the same turn. */
   #reconcileSoon(): void {
     if (this.#reconciling) return;
     this.#reconciling = true;
@@ -261,7 +254,7 @@ export class WorkerPool {
     const { retire, start, grow } = planOf(pool.inputs, actualOf(pool, now), pool.growing);
     const why = hasAddresses(pool.model.backend) ? "DNS names it no more" : undefined;
     for (const { of } of retire) void this.#end(pool, of, why);
-    // One after another: each takes memory and time to load.
+    // One at a time: each takes memory and time to load.
     if (grow > 0 && pool.growing === 0 && now >= pool.retryAt) void this.#grow(pool);
     for (const wanted of start) {
       const { address, from } = wanted;
@@ -271,7 +264,7 @@ export class WorkerPool {
     }
   }
 
-  /** Undefined: its backend was replaced meanwhile. Rejects with one line that says why it could not. */
+  /** Undefined: its backend was replaced meanwhile. Rejects with a one-line reason. */
   async #start(
     pool: ModelPool,
     wanted: DesiredWorker | undefined,
@@ -322,15 +315,15 @@ export class WorkerPool {
     const key = workerKey(pool.name, workers.nameOf(worker), address && shownAddress(address));
     return workers.join(worker, {
       predecessors: this.#predecessors(worker, pool),
-      // A lease is the machine's, by whichever rules it runs.
+      // A lease belongs to the machine, whichever rules it runs by.
       lease: last?.lease,
       drained: this.#parts.orders.isAside(key),
     });
   }
 
   /**
-   * Workers that may still use a worker's machine: ones that retire, here or in another model, and those of a model that is
-   * removed. Where machines are leased each model's leases are its own, and a shared queue has no end to wait for.
+   * Workers that may still use a worker's machine: retiring ones, here or in another model, and those of a removed
+   * model. With leases each model has its own, and a shared queue has no end to wait for.
    */
   #predecessors(worker: Worker, own: ModelPool): PoolWorker[] {
     const pools = this.#shared ? [own] : [own, ...this.#all.filter((pool) => pool !== own)];
@@ -342,7 +335,7 @@ export class WorkerPool {
     );
   }
 
-  /** Retires a worker, and ends it once it is gone. `why`: to be told; left out: the config or the autoscaler wants it so. */
+  /** Retires a worker, and stops it once idle. `why`: to be logged; omitted: the config or the autoscaler wants it. */
   #end(pool: ModelPool, worker: PoolWorker, why?: string): Promise<void> {
     const known = pool.ending.get(worker);
     if (known !== undefined) return known;
@@ -354,7 +347,7 @@ export class WorkerPool {
         const what = `${worker.name} gets no more batches, but could not be ended`;
         this.#notice("error", `model ${pool.name}: ${what}: ${wordsOf(error)}`);
       });
-      // A worker that comes to the same address later is another one.
+      // A later worker at the same address is a new one.
       if (why !== undefined) this.#parts.orders.give(keyOf(pool, worker), false);
       pool.ending.delete(worker);
       this.#parts.onWorkers?.();
@@ -367,7 +360,7 @@ export class WorkerPool {
 
   // ── Inputs ──────────────────────────────────────────────────────────────────────────────────────
 
-  /** An operator adds a worker: at an address, or one more of Ferry's own. Rejects with one line. */
+  /** Adds a worker for an operator: at an address, or one more of Ferry's own. Rejects with one line. */
   async add(pool: ModelPool, address?: string): Promise<PoolWorker> {
     const refusal = address === undefined ? undefined : this.#refusal(address);
     if (refusal !== undefined) throw new Error(refusal);
@@ -386,7 +379,7 @@ export class WorkerPool {
     return worker;
   }
 
-  /** An operator removes a worker. Resolves when it is gone. */
+  /** Removes a worker for an operator. Resolves when it is gone. */
   remove(pool: ModelPool, worker: PoolWorker): Promise<void> {
     const { config, added, removed, size } = pool.inputs;
     const { address } = worker.worker;
@@ -401,7 +394,7 @@ export class WorkerPool {
     return this.#end(pool, worker, "it is removed");
   }
 
-  /** The autoscaler says how many workers Ferry should run itself. */
+  /** Called by the autoscaler: how many own workers to run. */
   resize(model: string, size: number, onStarted?: (ms: number) => void): void {
     const pool = this.of(model);
     if (pool === undefined) return;
@@ -416,7 +409,7 @@ export class WorkerPool {
       return `${shownAddress(address)} is on its way in already`;
     for (const { name, workers, backend } of this.#pools) {
       const worker = workers.find((each) => each.worker.address === address);
-      // One of a backend that was replaced is a predecessor, and waited for.
+      // A worker of a replaced backend is a predecessor, and waited for.
       if (worker === undefined || (worker.retiring && !backend.workers.includes(worker.worker))) continue;
       const state = worker.retiring ? "is being removed from" : "is a worker of";
       return `${shownAddress(address)} ${state} model ${name}; it would get two batches at once`;
@@ -453,13 +446,12 @@ export class WorkerPool {
     pool.former.push(discovery);
   }
 
-  /** DNS may name other addresses now. */
   async #found(): Promise<void> {
     for (const pool of this.#pools) {
       const before = pool.inputs.found;
       const found = new Map<string, FoundAddress>();
       for (const { name, urls } of [...pool.names.values(), ...pool.former]) {
-        // The first name that has an address is the one that it is shown under.
+        // Shown under the first name that has the address.
         for (const url of urls) if (!found.has(url)) found.set(url, { host: name.host, from: name.shown });
       }
       pool.inputs = { ...pool.inputs, found };
@@ -469,7 +461,7 @@ export class WorkerPool {
     await this.reconcile();
   }
 
-  /** DNS names an address that is there by other means, or may not be: told once. */
+  /** DNS names an address that is already there, or not allowed: logged once. */
   #tellRefused(pool: ModelPool, address: string, from: string): void {
     const removed = pool.inputs.removed.has(address)
       ? `${shownAddress(address)} was removed by hand; add it again, or take it out of the config`
@@ -485,7 +477,7 @@ export class WorkerPool {
     const abandon = async (): Promise<void> => {
       await Promise.all(started.map((undo) => undo()));
     };
-    // All of them to their end: what is still being started cannot be stopped.
+    // Wait for all: a worker that is still starting cannot be stopped.
     const steps = await Promise.allSettled(next.models.map((model) => this.#step(model, next, started)));
     const failure = steps.find((step) => step.status === "rejected");
     if (failure !== undefined) {
@@ -496,7 +488,7 @@ export class WorkerPool {
     return { commit: () => this.#commit(ready, next), abandon };
   }
 
-  /** Starts what a model needs that it does not have; `started` says how to stop that. */
+  /** Starts what a model lacks; `started` collects how to stop it. */
   async #step(model: ModelConfig, next: Config, started: (() => Promise<void>)[]): Promise<Step> {
     const pool = this.of(model.name) ?? (await this.#returning(model.name, started));
     const inputs = this.#inputs(model, pool, next);
@@ -515,7 +507,7 @@ export class WorkerPool {
       started.push(() => backend.retire(worker));
       joining.push(worker);
     };
-    // A worker that is listed again while it runs its last batch is started anew when it is gone: the model may have no other.
+    // A worker listed again during its last batch is started anew when it is gone: the model may have no other.
     const desired = desiredAddresses(inputs);
     const returning = pool.workers.filter(({ retiring, worker }) => {
       return retiring && desired.has(worker.address ?? "") && backend.workers.includes(worker);
@@ -529,7 +521,7 @@ export class WorkerPool {
     return { model, pool, joining };
   }
 
-  /** A model that is on its way out; one whose last batches run is waited for, and does not return. */
+  /** A removed model that comes back; one in its last batches is waited for instead. */
   async #returning(model: string, started: (() => Promise<void>)[]): Promise<ModelPool | undefined> {
     for (const [pool, end] of this.#leaving) {
       if (pool.name !== model) continue;
@@ -542,10 +534,7 @@ export class WorkerPool {
     return undefined;
   }
 
-  /**
-   * The inputs of a model once the config is `next`. A new model that lists a worker which was removed from a model that is not
-   * in it any more is that model under another name: the worker stays out.
-   */
+  /** The inputs under `next`. A new model listing a worker removed from a vanished one is that model renamed. */
   #inputs(model: ModelConfig, pool: ModelPool | undefined, next: Config): PoolInputs {
     if (pool !== undefined) return inputsAfter(pool.inputs, model);
     const listed = listedAddresses(model);
@@ -559,7 +548,7 @@ export class WorkerPool {
     this.#keepDrained(next.models);
     const inputs = steps.map(({ model, pool }) => this.#inputs(model, pool, next));
     for (const pool of gone) this.#leaving.set(pool, undefined);
-    // Workers that go, go before others come: a machine may only change models.
+    // Retire before joining: a machine may only change models.
     const replaced = steps.map(({ pool, backend }, at) => {
       if (pool === undefined) return [];
       pool.inputs = inputs[at]!;
@@ -580,7 +569,7 @@ export class WorkerPool {
     void this.reconcile();
   }
 
-  /** A worker that is drained in a model that is gone is so in a new one that lists it: only the model's name is another. */
+  /** A worker drained in a vanished model stays drained in a new one that lists it: the model was renamed. */
   #keepDrained(models: readonly ModelConfig[]): void {
     const { orders } = this.#parts;
     const gone = this.#pools.filter(({ name }) => models.every((model) => model.name !== name));
@@ -589,7 +578,7 @@ export class WorkerPool {
       for (const shown of listedAddresses(model).map(shownAddress)) {
         const key = workerKey(model.name, "", shown);
         const drained = gone.some(({ name }) => orders.isAside(workerKey(name, "", shown)));
-        // Perhaps the fleet has resumed it under its new name.
+        // The fleet may have resumed it under its new name.
         if (drained && !orders.knows(key)) orders.give(key, true);
       }
     }
@@ -605,7 +594,7 @@ export class WorkerPool {
     return pool;
   }
 
-  /** `before`: the workers that it had. */
+  /** `before`: its previous workers. */
   #changed(step: Step, pool: ModelPool, before: readonly PoolWorker[]): ModelPool {
     const { model, backend, joining } = step;
     const { dispatcher } = pool;
@@ -667,11 +656,11 @@ export class WorkerPool {
     if (here()) this.#leaving.set(pool, this.#endModel(pool));
   }
 
-  /** No further batch of it starts. */
+  /** Starts no further batch of it. */
   async #endModel(pool: ModelPool): Promise<void> {
     const { model, dispatcher, backend } = pool;
     const drained = dispatcher.drain();
-    // Another model may have the machines as soon as they run nothing.
+    // Another model may use the machines once they are idle.
     for (const worker of pool.live) void dispatcher.retire(worker);
     if (!this.#shared) await refuseRest(model.name, this.#engine!, this.#parts.clock);
     await drained;
@@ -686,7 +675,7 @@ export class WorkerPool {
   #busy({ name, dispatcher }: ModelPool): boolean {
     const { slots, retriesUntil } = dispatcher.workers;
     const runs = slots.some(({ batch }) => batch !== undefined);
-    // Tasks that sit out a retry are put back a moment later.
+    // Tasks waiting for a retry are requeued a moment later.
     const sitOut = this.#parts.clock.now() < retriesUntil + 2 * LOOK_EVERY_MS;
     return runs || sitOut || this.#engine!.waiting(name).some((depth) => depth > 0);
   }
@@ -729,7 +718,7 @@ function sameMachine(one: Worker, other: Worker): boolean {
     : one.address === other.address;
 }
 
-/** All but the workers, which come and go by themselves, and how DNS names are looked up. */
+/** Ignores workers, which are reconciled separately, and DNS settings. */
 function sameBackend(one: ModelConfig, other: ModelConfig): boolean {
   const settings = ({ backend, health: { askMs } }: ModelConfig): object => ({
     ...backend,
@@ -749,7 +738,7 @@ function lookupRules({ backend }: ModelConfig): DiscoveryRules {
   return { everyMs: dnsMs, servers: dnsServers };
 }
 
-/** Whether a worker is one process's own or everybody's is settled when its model begins. */
+/** Whether workers are own or shared is fixed when their model begins. */
 function checkKind({ name, backend }: ModelConfig, next: ModelConfig): void {
   if (hasAddresses(backend) === hasAddresses(next.backend)) return;
   throw new Error(
@@ -766,7 +755,7 @@ function without(model: ModelConfig, removed: ReadonlyMap<string, string>): Mode
   return { ...model, backend: { ...backend, workers } };
 }
 
-/** The numbers of the own workers that are there, where the next list is the same; undefined: as many as the config says. */
+/** Numbers of the current own workers, where the next list is the same; undefined: the config's count. */
 function keptNumbers({ model, live }: ModelPool, next: ModelConfig): number[] | undefined {
   if (hasAddresses(next.backend) || !sameNumber(model, next)) return undefined;
   return live.flatMap(({ name }) => numberOf(name) ?? []).map(Number);

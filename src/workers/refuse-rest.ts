@@ -1,4 +1,4 @@
-/** What waits for a model that nobody serves any more is answered: better a word now than silence until the deadline. */
+/** Answers tasks of a model that is no longer served: an error now is better than silence until the deadline. */
 import type { Alarm, Clock } from "../app/clock.ts";
 import type { Engine } from "../engine/engine.ts";
 
@@ -28,10 +28,10 @@ export async function refuseRest(model: string, engine: Engine, clock: Clock): P
   }
 }
 
-/** Those that come back to the queue of a model when it is gone: they sat out a retry for longer than it was served. */
+/** Refuses tasks requeued after their model is gone: they waited for a retry longer than it was served. */
 export class LateTasks {
   readonly #clock: Clock;
-  /** By model: how to look no more. */
+  /** By model: stops watching. */
   readonly #watched = new Map<string, () => void>();
 
   constructor(clock: Clock) {
@@ -44,7 +44,7 @@ export class LateTasks {
     const clock = this.#clock;
     const unwatch = engine.watch({
       queued: (name) => {
-        // Not from within what put it there.
+        // Not re-entrantly from the enqueue.
         if (name === model) queueMicrotask(() => void refuseRest(model, engine, clock));
       },
     });

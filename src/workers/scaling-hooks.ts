@@ -1,14 +1,13 @@
 /**
- * Telling somebody else how many workers a model should have: a webhook, or a program of the operator's.
+ * Reports the desired number of workers to a webhook or an operator's program.
  *
- * One call at a time; while it runs only the latest number waits. One that fails is tried again, after a second and
- * then twice as long each time, up to a minute, unless a newer number came; the log says so once for each reason, and
- * once more when it works again. Of a fleet one process tells; the others keep their number, and whoever takes over
- * tells its own: a number that nobody heard because its teller died is not lost.
+ * One call at a time; only the latest number waits. A failed call is retried after 1 s, doubling up to a minute, unless
+ * a newer number came; each reason is logged once, and the recovery. In a fleet one process calls; the others keep
+ * their number, and a new leader reports its own, so a number is not lost with its leader.
  *
- * The program is run as it is, not through a shell, with FERRY_MODEL, FERRY_DESIRED, FERRY_HEALTHY and FERRY_REASON in
- * its environment. It leads a process group of its own: when it takes too long, all that it started ends with it. If it
- * fails, the last line that it wrote to stderr is part of the reason.
+ * The program is run without a shell, with FERRY_MODEL, FERRY_DESIRED, FERRY_HEALTHY and FERRY_REASON in its
+ * environment, in its own process group: on a timeout the whole group is killed. If it fails, its last stderr line is
+ * part of the reason.
  */
 import { spawn } from "node:child_process";
 import type { Alarm, Clock } from "../app/clock.ts";
@@ -20,7 +19,7 @@ export interface HookOptions {
   readonly webhook?: string | undefined;
   readonly command?: string | undefined;
   readonly timeoutMs: number;
-  /** Whether this process is the one that tells; asked before each call. */
+  /** Whether this process makes the calls; checked before each. */
   readonly leads: () => boolean;
 }
 
@@ -33,12 +32,12 @@ interface News {
 
 const FIRST_WAIT_MS = 1000;
 const MAX_WAIT_MS = 60_000;
-/** How often who does not lead looks whether it does now. */
+/** How often a non-leader checks whether it leads now. */
 const LOOK_MS = 5000;
-/** Of what a program writes to stderr, the end; in UTF-16 units. */
+/** Kept end of stderr, in UTF-16 units. */
 const KEPT_WORDS = 2000;
 const LONGEST_LINE = 200;
-/** How long the words of a program that has ended may take to arrive. */
+/** How long to wait for the stderr of an ended program. */
 const LAST_WORDS_MS = 500;
 
 export class ScalingHooks {
@@ -104,7 +103,7 @@ export class ScalingHooks {
     this.#alarm = this.#clock.at(this.#clock.now() + ms, () => void this.#call());
   }
 
-  /** Told when it is another trouble than before, or none any more. */
+  /** Logs a new trouble, or the end of one. */
   #learn(trouble: string | undefined): void {
     const before = this.#trouble;
     this.#trouble = trouble;
@@ -165,7 +164,7 @@ export class ScalingHooks {
         const how = code === null ? `was killed by ${signal}` : `ended with ${code}`;
         const fail = (): void =>
           reject(new Error(`the command ${late ? `did not end within ${timeoutMs} ms` : how}${last(words)}`));
-        // What it left behind may hold its stderr open.
+        // A process it left behind may hold its stderr open.
         alarm.cancel();
         alarm = this.#clock.at(this.#clock.now() + LAST_WORDS_MS, fail);
         child.on("close", fail);
@@ -183,11 +182,11 @@ function killAll(pid: number | undefined): void {
   try {
     process.kill(-pid, "SIGKILL");
   } catch {
-    // It is gone already.
+    // It is already gone.
   }
 }
 
-/** `: the last line that was written`, as far as it can be read. */
+/** `: ` and the last line written, sanitized. */
 function last(words: string): string {
   const line = words.trimEnd().split("\n").at(-1)!.trim().slice(0, LONGEST_LINE);
   return line === "" ? "" : `: ${line}`;

@@ -1,11 +1,11 @@
 /**
- * The autoscaler's loop: looks at every model once a second and says how many workers it should have.
+ * The autoscaler's loop: once a second computes how many workers each model should have.
  *
  *   apply      Ferry's own workers: the number is an input of the pool's desired set (`WorkerPool.resize`)
- *   hooks      a webhook or a command is told the number whenever it changes (`scaling-hooks.ts`)
+ *   hooks      a webhook or a command gets the number whenever it changes (`scaling-hooks.ts`)
  *   otherwise  the number is published (`ferry_desired_workers`, /internal/scaling) for KEDA, an HPA or people
  *
- * In a fleet every process sees the same numbers and comes to much the same conclusion; one of them tells the hooks.
+ * In a fleet every process computes from the same numbers; one of them calls the hooks.
  */
 import { isDeepStrictEqual } from "node:util";
 import type { Alarm, Clock } from "../app/clock.ts";
@@ -19,13 +19,12 @@ import { ScalingHooks } from "./scaling-hooks.ts";
 export interface ScalingParts {
   readonly clock: Clock;
   readonly events: Events;
-  /** The one in force. */
   readonly config: () => Config;
   /** Without models in a gateway. */
   readonly pool: Pick<WorkerPool, "of" | "resize">;
-  /** What is known of a model, in all of the fleet. */
+  /** State of a model across the fleet. */
   readonly see: (model: string, now: number) => Omit<Sighting, "at">;
-  /** Whether this is the process that tells hooks. */
+  /** Whether this process calls the hooks. */
   readonly leads: () => boolean;
 }
 
@@ -42,12 +41,12 @@ export interface ScalingReport {
   readonly min: number;
   readonly max: number;
   readonly applied_by: "ferry" | "webhook" | "command" | "outside";
-  /** Why the number cannot be reached now; left out: nothing is known to be in the way. */
+  /** Why the number cannot be reached now; omitted: no known obstacle. */
   readonly trouble?: string;
 }
 
 const LOOK_EVERY_MS = 1000;
-/** How long a webhook or a command may take. */
+/** Time limit of a webhook or command. */
 const HOOK_TIMEOUT_MS = 30_000;
 
 export class ScalingLoop {
@@ -61,7 +60,7 @@ export class ScalingLoop {
     this.#next();
   }
 
-  /** After a reload: models whose scaling and workers are as before go on as they were, the others begin anew. */
+  /** After a reload: models with unchanged scaling and workers continue, the others start over. */
   wake(): void {
     const { models, admission } = this.#parts.config();
     const before = this.#models;
@@ -106,7 +105,7 @@ class ScaledModel {
   readonly #hooks: ScalingHooks | undefined;
   #seen: Sighting;
 
-  /** `before`: the same model, by other rules. */
+  /** `before`: the same model under other rules. */
   constructor(model: ModelConfig, target: number, parts: ScalingParts, before: ScaledModel | undefined) {
     this.#parts = parts;
     this.#model = model;
@@ -123,7 +122,7 @@ class ScaledModel {
     const now = clock.now();
     this.#seen = { at: now, ...parts.see(name, now) };
     const live = parts.pool.of(name)?.live.filter(({ drained }) => !drained).length;
-    // Where nothing but the rules or the backend changed, as many are wanted as before.
+    // If only the rules or the backend changed, keep the desired number.
     const same = before !== undefined && before.#model.backend.workers === backend.workers;
     const asBefore = scaling.apply && same ? live : undefined;
     const workers = asBefore ?? listedWorkers(model) ?? Math.max(live ?? 0, this.#seen.healthy);
@@ -184,7 +183,7 @@ function appliedBy({ apply, webhook, command }: ModelConfig["scaling"]): Scaling
   return apply ? "ferry" : webhook ? "webhook" : command ? "command" : "outside";
 }
 
-/** Undefined where DNS says how many: then as many as there are. */
+/** Undefined where DNS decides: then as many as there are. */
 function listedWorkers({ backend }: ModelConfig): number | undefined {
   if (typeof backend.workers === "number") return backend.workers;
   return backend.workers.some(isDns) ? undefined : backend.workers.length;

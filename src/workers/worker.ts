@@ -1,21 +1,21 @@
 /**
- * One worker in the pool of a model: room for one batch, and for one behind it (`dispatch/pipeline.ts`).
+ * One worker in the pool of a model: room for one batch, and one behind it (`dispatch/pipeline.ts`).
  *
  *   starting ── machine-free ──► active ── retire ──► draining ── idle ──► gone
  *       └──────────────── retire (it has run nothing) ───────────────────────┘
  *
- *   starting   a predecessor on the same machine is not gone yet, and may run a batch there; counts as capacity
+ *   starting   a predecessor on the same machine may still run a batch there; counts as capacity
  *   active     may be given batches
- *   draining   runs its last batch, and is no capacity any more
- *   gone       not in the pool any more; nothing changes after this
+ *   draining   runs its last batch; no capacity
+ *   gone       removed from the pool; final
  *
- * Independent of the phase: its lease (where several processes list the worker, only the holder may start batches there),
- * whether an operator drained it, and whether its batch is long overdue. All of this is one state, and `transition()` is its
- * only writer. The circuit (`Circuit`) and what the worker says of its own health come on top.
+ * Independent of the phase: its lease (where several processes list the worker, only the holder may start batches),
+ * whether an operator drained it, and whether its batch is long overdue. All of this is one state, written only by
+ * `transition()`. The circuit (`Circuit`) and the worker's own health reports come on top.
  *
- * `ratio` is its service time over the model's: predictions fit a mixed fleet. `usualRatio` counts one batch as at most twice
- * what was expected: one that took five times as long says little of the next. `ratio` decides who may teach the estimates and
- * who is chosen first, `usualRatio` what is promised.
+ * `ratio` is its service time over the model's, so that predictions fit a mixed fleet. `usualRatio` caps one batch at
+ * twice the expectation: an outlier of five times says little about the next. `ratio` decides which workers teach the
+ * estimates and which is chosen first, `usualRatio` what is promised.
  */
 import assert from "node:assert/strict";
 import type { WorkerState } from "../observe/events.ts";
@@ -23,7 +23,7 @@ import type { InFlightBatch } from "../dispatch/in-flight.ts";
 import type { Worker } from "./backend/backend.ts";
 import { Circuit, type HealthLimits } from "./health.ts";
 
-/** A worker's report of its own load is ignored after this long. */
+/** A worker's load report is ignored after this long. */
 const LOAD_HOLDS_MS = 3000;
 
 export interface WorkerLease {
@@ -36,7 +36,7 @@ export interface WorkerLease {
 export interface Lifecycle {
   readonly phase: "starting" | "active" | "draining" | "gone";
   readonly lease: WorkerLease;
-  /** By an operator: no further batch starts, and it is no capacity, until it is resumed. */
+  /** By an operator: no further batch, and no capacity, until resumed. */
   readonly drained: boolean;
   /** Its batch is long overdue: it may be dead, and is no capacity until it answers. */
   readonly silent: boolean;
@@ -70,16 +70,16 @@ export function nextState(state: Lifecycle, event: WorkerEvent, busy: boolean): 
 
 export interface PoolWorkerOptions {
   readonly limits: () => HealthLimits;
-  /** Others list this worker too, and it is leased to one process at a time. */
+  /** Listed by several processes, and leased to one at a time. */
   readonly shared?: boolean;
-  /** Behind its name, where other processes have workers that are called the same. */
+  /** Appended to its name, where other processes have workers of the same name. */
   readonly suffix?: string;
-  /** On the same machine: until all of them are gone it starts no batch. */
+  /** On the same machine: it starts no batch until all of them are gone. */
   readonly predecessors?: readonly PoolWorker[];
-  /** Left out: it holds none if it is shared. */
+  /** Omitted: none if it is shared. */
   readonly lease?: WorkerLease | undefined;
   readonly drained?: boolean;
-  /** Told of every event that changed the state, and of every `idle`. */
+  /** Called on every event that changed the state, and on every `idle`. */
   readonly onEvent?: (worker: PoolWorker, event: WorkerEvent["type"], before: Lifecycle) => void;
 }
 
@@ -88,7 +88,7 @@ export const UNHELD: WorkerLease = { until: -Infinity, release: false };
 
 export class PoolWorker {
   readonly worker: Worker;
-  /** For people; the backend may have a shorter one. */
+  /** For display; the backend's name may be shorter. */
   readonly name: string;
   readonly shared: boolean;
   readonly circuit: Circuit;
@@ -97,11 +97,11 @@ export class PoolWorker {
   readonly #successors: PoolWorker[] = [];
   readonly #gone = Promise.withResolvers<void>();
   readonly #onEvent: PoolWorkerOptions["onEvent"];
-  /** The batch it runs; undefined when it is free. */
+  /** The running batch; undefined when free. */
   batch: InFlightBatch | undefined;
   /** The one behind it; undefined whenever `batch` is. */
   ahead: InFlightBatch | undefined;
-  /** Batches since one left when its worker was free. */
+  /** Batches since the last that was sent to a free worker. */
   earlyInRow = 0;
   ratio = 1;
   usualRatio = 1;
@@ -135,7 +135,7 @@ export class PoolWorker {
     for (const successor of this.#successors) successor.#goneBefore(this);
   }
 
-  /** What a predecessor still waited for is waited for here instead. */
+  /** Inherits what the predecessor still waited for. */
   #goneBefore(predecessor: PoolWorker): void {
     this.#predecessors.delete(predecessor);
     for (const each of predecessor.#predecessors) {
@@ -161,7 +161,7 @@ export class PoolWorker {
     return this.#state.silent;
   }
 
-  /** It is on its way out, or gone. */
+  /** Draining or gone. */
   get retiring(): boolean {
     return this.phase === "draining" || this.phase === "gone";
   }
@@ -187,21 +187,20 @@ export class PoolWorker {
     return !this.circuit.down(now) && this.well;
   }
 
-  /** The most tasks that its worker takes in one call, as it says now. */
+  /** Most tasks per call, as currently reported. */
   get takes(): number {
     const most = this.worker.maxBatchSize;
     if (most === undefined) return Infinity;
     return most >= 1 ? Math.floor(most) : 1;
   }
 
-  /** It does not say that it is unwell. */
   get well(): boolean {
     return this.worker.health?.well !== false;
   }
 
-  /** Healthy, proven so by a batch or a probe, and not fuller than `maxLoad` by its own account. */
+  /** Healthy, proven by a batch or a probe, and its reported load at most `maxLoad`. */
   counts(now: number, maxLoad: number): boolean {
-    // One that is to be given back is another process's in a moment, and as fast there.
+    // One to be given back still counts: another process will hold it in a moment.
     if (!this.healthy(now) || this.circuit.probing) return false;
     const { load } = this.worker;
     return load === undefined || load.share <= maxLoad || now - load.at > LOAD_HOLDS_MS;
@@ -211,7 +210,7 @@ export class PoolWorker {
     return this.batch === undefined && this.takesBatches(now) && now >= this.circuit.usableAt && this.well;
   }
 
-  /** Binds a batch to it: to run now, or behind the one it runs. */
+  /** Assigns a batch: to run now, or behind the running one. */
   bind(batch: InFlightBatch): void {
     assert(this.phase === "active", `a batch for a worker that is ${this.phase}`);
     if (batch.early) {
@@ -225,7 +224,7 @@ export class PoolWorker {
     }
   }
 
-  /** It is done with this batch; the one behind it is next. */
+  /** Done with this batch; the one behind it is next. */
   leave(batch: InFlightBatch, now: number): void {
     this.busyMs += batch.rest(now);
     const next = this.ahead;
@@ -236,7 +235,7 @@ export class PoolWorker {
     else next.transition("turn", now);
   }
 
-  /** Its batch came back and is not over; the worker is at the next one, if it has one. */
+  /** Its batch came back and is not settled; the worker is at the next one, if any. */
   passTurn(now: number): void {
     const { batch, ahead } = this;
     if (batch === undefined || ahead === undefined || ahead.state === "bound") return;
@@ -246,16 +245,15 @@ export class PoolWorker {
     ahead.transition("turn", now);
   }
 
-  /** When it will be done with all that it has; undefined while it is free. */
+  /** When it will have finished all its batches; undefined while free. */
   get freeAt(): number | undefined {
     const { batch, ahead } = this;
     return batch && ahead ? ahead.freeIf(batch.expectedFreeAt) : batch?.expectedFreeAt;
   }
 
-  /** For people. */
   state(now: number): WorkerState {
     const { drained, silent, lease } = this.#state;
-    // The operator may be at work on it: that it does not answer then is no news.
+    // The operator may be working on it: silence is expected.
     if (drained) return "draining";
     if (this.circuit.down(now) || silent || !this.well) return "down";
     if (lease.release || this.retiring) return "draining";

@@ -1,8 +1,7 @@
 /**
- * The workers of one model, what was learned of their pace, and who is asked whether it is well again.
- *
- * A worker that needs more than 1.5 times the best is slow: it is chosen last, takes full batches or what has waited long enough,
- * and does not teach the estimates. Whatever counts workers here counts those whose lease this process holds.
+ * The workers of one model, their learned pace, and the probing of ejected ones. A worker that takes more than 1.5
+ * times the best is slow: chosen last, gets full batches or overdue tasks, and does not teach the estimates. Counts
+ * cover only workers whose lease this process holds.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
 import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
@@ -13,7 +12,7 @@ import type { HealthLimits, Held } from "./health.ts";
 import { type Lifecycle, PoolWorker, type PoolWorkerOptions, type WorkerEvent } from "./worker.ts";
 
 const RATIO_WEIGHT = 0.2;
-/** A batch counts as at most this many times what was expected of it (`usualRatio`). */
+/** Cap of a batch's time over its expectation (`usualRatio`). */
 const ACCIDENT = 2;
 const SLOW = 1.5;
 
@@ -31,17 +30,17 @@ export class Workers {
   readonly #workers: PoolWorker[] = [];
   readonly service = new ServiceEstimate();
   readonly surprise = new SurpriseEstimate();
-  /** For people to see; nothing is decided by it. */
+  /** For display only. */
   readonly curve = new CurveEstimate();
   readonly #model: string;
   readonly #options: WorkersOptions;
   readonly #usage = new Usage();
   readonly #prober: Prober;
-  /** Of workers that are gone. */
+  /** Busy time of removed workers. */
   #goneMs = 0;
-  /** Tasks that failed here sit out until then at most. */
+  /** Latest instant until which failed tasks wait for a retry. */
   retriesUntil = 0;
-  /** A worker came, went, or may be given batches again. One listener: the dispatcher. */
+  /** A worker joined, left, or may be given batches again. One listener: the dispatcher. */
   onChange: () => void = () => {};
 
   constructor(model: string, workers: readonly Worker[], options: WorkersOptions) {
@@ -54,17 +53,16 @@ export class Workers {
     for (const worker of workers) this.#add(worker, {});
   }
 
-  /** In the order in which they came. */
+  /** In join order. */
   get slots(): readonly PoolWorker[] {
     return this.#workers;
   }
 
-  /** As it is called here. */
   nameOf(worker: Worker): string {
     return worker.name + (this.#options.suffix ?? "");
   }
 
-  /** One worker more; it gets a batch as soon as there is one and its predecessors are gone. */
+  /** Adds a worker; it gets batches once its predecessors are gone. */
   join(worker: Worker, options: JoinOptions = {}): PoolWorker {
     const joined = this.#add(worker, options);
     this.onChange();
@@ -80,7 +78,7 @@ export class Workers {
     return added;
   }
 
-  /** It gets no further batch; resolves when it is gone. */
+  /** No further batch; resolves when it is gone. */
   retire(worker: PoolWorker): Promise<void> {
     worker.transition({ type: "retire" });
     return worker.gone;
@@ -90,7 +88,7 @@ export class Workers {
     worker.transition({ type: "drain", drained });
   }
 
-  /** Asks nobody any more. */
+  /** Stops probing. */
   stop(): void {
     this.#prober.stop();
   }
@@ -100,7 +98,7 @@ export class Workers {
     if (phase === "gone" && before.phase !== "gone") this.#remove(worker);
     else if (event === "idle" && !lease.release) return;
     else if (event === "lease" || event === "silent" || event === "heard") return;
-    // What it held may be given back now.
+    // Its lease may be given back now.
     if (event === "idle")
       this.#options.events.emit("worker.released", { model: this.#model, worker: worker.name });
     else this.onChange();
@@ -120,7 +118,7 @@ export class Workers {
     if (well) this.onChange();
   }
 
-  /** The free worker with the best pace; one whose last call failed comes after, and one that was ejected last. */
+  /** The fastest free worker; after a failed call it ranks lower, after an ejection last. */
   best(now: number): PoolWorker | undefined {
     let best: PoolWorker | undefined;
     let bestPace = Infinity;
@@ -151,7 +149,7 @@ export class Workers {
     return healthy;
   }
 
-  /** Compared with the healthy ones: the best may be gone, and the rest must not be judged by it. */
+  /** Relative to the healthy ones: the best may be gone, and the rest must not be judged by it. */
   slow(worker: PoolWorker, now: number, by: "ratio" | "usualRatio" = "usualRatio"): boolean {
     let best = worker[by];
     for (const other of this.#workers) {
@@ -160,7 +158,7 @@ export class Workers {
     return worker[by] > SLOW * best;
   }
 
-  /** When each worker that is busy or asked for a pause will be free, earliest first, without `but`. */
+  /** When each busy or paused worker will be free, earliest first, without `but`. */
   freeAt(now: number, but?: PoolWorker): number[] {
     const times: number[] = [];
     for (const worker of this.#workers) {
@@ -171,7 +169,7 @@ export class Workers {
     return times.sort((a, b) => a - b);
   }
 
-  /** The next instant at which an ejected or paused worker may be tried; Infinity when none is. */
+  /** When the next ejected or paused worker may be tried; Infinity when none is. */
   nextUsableAt(now: number): number {
     let next = Infinity;
     for (const worker of this.#workers) {
@@ -182,10 +180,7 @@ export class Workers {
     return next;
   }
 
-  /**
-   * Tasks per millisecond when every worker runs batches of the `most` that it may be given. A silent one counts: most
-   * often it is only late.
-   */
+  /** Tasks per millisecond when every worker runs batches of `most`. A silent one counts: it is usually only late. */
   capacityPerMs(most: (worker: PoolWorker) => number, now: number): number {
     let capacity = 0;
     for (const worker of this.#workers) {
@@ -202,7 +197,7 @@ export class Workers {
     this.#changed(worker, "down", why);
   }
 
-  /** It said something, however late: it is not dead. */
+  /** It replied, however late: it is not dead. */
   heard(worker: PoolWorker): void {
     if (!worker.silent) return;
     worker.transition({ type: "heard" });
@@ -223,14 +218,14 @@ export class Workers {
     this.curve.learn(size, ms, now);
   }
 
-  /** It answered, whatever it said. */
+  /** It answered, whatever the reply. */
   alive(worker: PoolWorker): void {
     const recovered = worker.circuit.probing;
     worker.circuit.answered();
     if (recovered) this.#changed(worker, "idle", "it answered again");
   }
 
-  /** Counts a failure, and sees to it that a worker which is ejected by it is asked whether it is well. */
+  /** Counts a failure, and starts probing a worker that it ejects. */
   failed(worker: PoolWorker, now: number, why: string, unreachable: boolean, held?: Held): void {
     worker.failures++;
     const { silent } = worker;
@@ -244,7 +239,7 @@ export class Workers {
     } else if (silent) this.#changed(worker, "idle", "the same input failed there before");
   }
 
-  /** Share of the held workers' time spent on batches, over the last ten seconds. */
+  /** Busy share of the held workers, last ten seconds. */
   utilization(now: number): number {
     this.#usage.count(this.held(now), now);
     const share = this.#usage.share(this.#busyMs(now), now);
@@ -253,7 +248,7 @@ export class Workers {
     return held.filter((worker) => worker.batch).length / Math.max(1, held.length);
   }
 
-  /** Called when a batch starts or ends, and before a lease changes. */
+  /** Call when a batch starts or ends, and before a lease changes. */
   noteUsage(now: number): void {
     this.#usage.count(this.held(now), now);
     this.#usage.note((at) => this.#busyMs(at), now);
@@ -271,20 +266,20 @@ export class Workers {
 const WINDOW_MS = 10_000;
 const STEP_MS = 500;
 
-/** Busy time over held time in the last ten seconds, from snapshots of both sums; between two of them both grow evenly. */
+/** Busy time over held time in the last ten seconds, interpolated between snapshots of both sums. */
 class Usage {
-  /** Oldest first, at most as many as the window has steps. */
+  /** Oldest first; at most as many as the window has steps. */
   readonly #snapshots: { at: number; busyMs: number; heldMs: number }[] = [];
   #heldMs = 0;
   #heldSince: number | undefined;
 
-  /** Since the last call `held` workers were held. */
+  /** Adds the time since the last call, in which `held` workers were held. */
   count(held: number, now: number): void {
     this.#heldMs += held * (now - (this.#heldSince ?? now));
     this.#heldSince = now;
   }
 
-  /** `busyMs`: the sum since the start; asked for only when it is time for a snapshot. */
+  /** `busyMs`: the sum since the start; called only when a snapshot is due. */
   note(busyMs: (now: number) => number, now: number): void {
     const last = this.#snapshots.at(-1);
     if (last !== undefined && now - last.at < STEP_MS) return;
@@ -292,7 +287,7 @@ class Usage {
     if (this.#snapshots.length > WINDOW_MS / STEP_MS) this.#snapshots.shift();
   }
 
-  /** Undefined while there is too little to tell. */
+  /** Undefined while there is too little data. */
   share(busyMs: number, now: number): number | undefined {
     const since = this.#snapshots.find(({ at }) => at >= now - WINDOW_MS);
     if (since === undefined || this.#heldMs - since.heldMs < 1) return undefined;
@@ -303,14 +298,14 @@ class Usage {
 const PROBE_TIMEOUT_MS = 2000;
 
 /**
- * Asks ejected workers whether they are well again, where their protocol has a way to ask, so that no task has to find out.
- * A worker that could not be reached is asked at once (it may only be restarting); one that failed too often sits out its
- * time first. Without a probe the next real batch is the probe.
+ * Probes ejected workers where their protocol allows it, so that no task has to find out. An unreachable worker is
+ * probed at once (it may only be restarting); one that failed too often first sits out its ejection. Without a probe
+ * the next real batch is the probe.
  */
 class Prober {
   readonly #clock: Clock;
   readonly #recovered: (worker: PoolWorker) => void;
-  /** At most one per worker: the alarm of the next question, or of its timeout. */
+  /** At most one per worker: the next probe, or its timeout. */
   readonly #alarms = new Map<PoolWorker, Alarm>();
   readonly #asking = new Map<PoolWorker, AbortController>();
   #stopped = false;
@@ -343,7 +338,7 @@ class Prober {
   }
 
   async #ask(worker: PoolWorker): Promise<void> {
-    // A batch that was tried meanwhile may have told more than an answer to this could.
+    // A batch tried meanwhile may have told more than this answer.
     if (worker.worker.probe === undefined) return;
     const patience = new AbortController();
     this.#asking.set(worker, patience);

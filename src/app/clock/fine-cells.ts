@@ -1,15 +1,14 @@
-/** What a `FineTimer` and its thread say to each other: see `app/clock/thread.ts`. */
+/** Shared cells of a `FineTimer` and its thread: see `app/clock/thread.ts`. */
 
 export const DUE = 0;
 export const RINGS = 1;
 export const CELLS = 2;
 
-/** Values of DUE that are no instant. */
 export const NOTHING = 0;
 export const OVER = 1;
 const FIRST_INSTANT = 2;
 
-/** The monotonic clock, the same in every thread: microseconds, modulo 2³². */
+/** Monotonic clock shared by all threads: microseconds, modulo 2³². */
 export function micros(plusMs = 0): number {
   const [seconds, nanos] = process.hrtime();
   const instant = Math.ceil(seconds * 1e6 + nanos / 1e3 + plusMs * 1e3) | 0;

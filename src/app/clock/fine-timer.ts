@@ -1,16 +1,16 @@
 /**
- * Alarms that are in time to a tenth of a millisecond, kept with a thread that sleeps until the next one is due.
+ * Alarms accurate to 0.1 ms, with a thread that sleeps until the next one is due.
  *
  *   add ──► heap ──► DUE ──────► thread: Atomics.wait until then
  *   rings ◄── heap ◄── RINGS ◄── thread: Atomics.notify, heard here by Atomics.waitAsync
  *
- * A promise of `Atomics.waitAsync` wakes the event loop as a socket does, and does not keep it alive. The thread is told
- * of a change only when it would sleep too long otherwise; one that is called off or put off is seen when it wakes
- * anyway. While nothing is due it sleeps for good. It starts with the first alarm and ends with `rest`.
+ * `Atomics.waitAsync` wakes the event loop as a socket does, without keeping it alive. The thread is notified only if
+ * it would sleep too long; it sees cancelled and postponed alarms when it wakes. It starts with the first alarm and
+ * ends with `rest`.
  *
- * It aims a little before the instant, because the way here takes that long; whoever is here before the instant turns
- * with the event loop until it has come. Each alarm has a plain timer beside it (`clock.ts`): where the thread is not
- * up yet, or gone, that one rings. Measured beside the other ways by `node bench/timers.ts`.
+ * It aims slightly early to cover the wake-up latency; the event loop then spins until the instant. Each alarm also has
+ * a plain timer (`clock.ts`), in case the thread is not up yet, or gone. Measured against alternatives by `node
+ * bench/timers.ts`.
  */
 import { once } from "node:events";
 import { extname } from "node:path";
@@ -18,14 +18,13 @@ import { Worker } from "node:worker_threads";
 import { type Due, Heap } from "../../core/heap.ts";
 import { CELLS, DUE, micros, NOTHING, OVER, RINGS } from "./fine-cells.ts";
 
-/** What passes between the end of the thread's sleep and the turn of the event loop that hears of it, at the least. */
+/** Minimum latency from the thread's wake-up to the event loop turn that sees it. */
 const LEAD_MS = 0.05;
-/** What is later than this can wait for its plain timer: instants are told modulo 71 minutes. */
+/** Later alarms wait for their plain timer: instants wrap after 71 minutes. */
 const FAR_MS = 60_000;
-/** The same ending as this file's: .ts in a checkout, .js in dist/. */
+/** Same extension as this file: .ts in a checkout, .js in dist/. */
 const PROGRAM = new URL(`./thread${extname(import.meta.filename)}`, import.meta.url);
 
-/** Whom to ring. */
 interface Rung {
   rings(): void;
 }
@@ -51,11 +50,11 @@ export class FineTimer {
   readonly #alarms = new Heap<FineAlarm>();
   #cells = newCells();
   #thread: Worker | undefined;
-  /** The thread ended by itself. The plain timers go on without it, and no second one is tried. */
+  /** The thread exited by itself; plain timers take over, and no second one is started. */
   #broken = false;
-  /** The thread looks at DUE again then, or before. */
+  /** When the thread rereads DUE, at the latest. */
   #looksAt = Infinity;
-  /** The event loop turns until the first alarm is due. */
+  /** The event loop spins until the first alarm is due. */
   #turning = false;
 
   constructor(now: () => number) {
@@ -77,13 +76,13 @@ export class FineTimer {
   }
 
   async rest(): Promise<void> {
-    // They have their plain timers; were they kept here, the first that rings would start a thread for the next.
+    // Plain timers take over; kept here, the first to fire would start a thread for the next.
     for (let { first } = this.#alarms; first !== undefined; first = this.#alarms.first)
       this.#alarms.remove(first);
     const thread = this.#thread;
     if (thread === undefined) return;
     const cells = this.#cells;
-    // Whatever is told from here on is for the next one.
+    // Later alarms are for the next thread.
     this.#thread = undefined;
     this.#cells = newCells();
     const ended = once(thread, "exit");
@@ -92,7 +91,6 @@ export class FineTimer {
     await ended;
   }
 
-  /** Has the thread wake us for the first alarm. */
   #aim(): void {
     const first = this.#alarms.firstAt;
     if (first === Infinity) return void Atomics.store(this.#cells, DUE, NOTHING);
@@ -113,7 +111,6 @@ export class FineTimer {
     const gone = (): void => {
       if (this.#thread !== thread) return;
       this.#broken = true;
-      // Nobody has to wait for its end any more.
       this.#thread = undefined;
     };
     thread.on("error", gone);

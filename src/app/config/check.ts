@@ -1,8 +1,6 @@
 /**
- * The rules between settings. They see a draft: a setting that is wrong in itself is not there, and no rule fires on it.
- *
- * A problem stops the start, a warning does not. The place reported is the setting that the reader most likely wants to
- * change: of several that disagree the one that the file sets.
+ * Rules between settings, applied to a draft: invalid settings are absent, and no rule fires on them. A problem stops
+ * the start, a warning does not. Of several conflicting settings the one that the file sets is reported.
  */
 import { accessSync, constants } from "node:fs";
 import { PatternMistake } from "../../core/pattern.ts";
@@ -30,7 +28,6 @@ export function checkSettings(draft: DraftConfig, findings: Findings): void {
   checkJwt(draft, findings);
 }
 
-/** Whether the first is larger; false while one of them is unknown. */
 function above(one = Number.NaN, other = Number.NaN): boolean {
   return one > other;
 }
@@ -126,7 +123,7 @@ function checkRedis(engine: DraftRedis, findings: Findings): void {
         `closed while a write waits for a replica; lower waitTimeoutMs or raise commandTimeoutMs`,
     );
   }
-  // Renewed each third: one that times out has used 1/3 + 1/2 of the lease, and leaves a sixth for the next.
+  // Renewed every third: a timed-out renewal has used 1/3 + 1/2 of the lease, which leaves a sixth for the next.
   if (commandTimeoutMs !== undefined && above(2 * commandTimeoutMs, leaseMs)) {
     findings.problem(
       written(findings, "engine", "leaseMs", "commandTimeoutMs"),
@@ -136,7 +133,7 @@ function checkRedis(engine: DraftRedis, findings: Findings): void {
   }
 }
 
-/** One worker listed twice, in one model or in two, would get two batches at once. */
+/** A worker listed twice, in one model or in two, would get two batches at once. */
 function checkWorkerUrls(models: NonNullable<DraftConfig["models"]>, findings: Findings): void {
   const all = models.flatMap((model, index) => {
     const { backend } = model ?? {};
@@ -165,7 +162,7 @@ function checkWorkerUrls(models: NonNullable<DraftConfig["models"]>, findings: F
   }
 }
 
-/** How the URLs of workers end; clients' base URLs look much alike. */
+/** Endings of worker URLs; clients' base URLs look similar. */
 const ENDPOINTS: Readonly<Record<string, readonly [fits: RegExp, example: string]>> = {
   "openai-embeddings": [/[^/](?<!\/v1)\/?$/, "/v1/embeddings"],
   "openai-completions": [/[^/](?<!\/v1)\/?$/, "/v1/completions"],
@@ -181,7 +178,7 @@ function checkModel(draft: DraftConfig, model: DraftModel, index: number, findin
   checkTraffic(draft, model, path, findings);
   checkWorkerTls(model, `${path}.backend`, findings);
   try {
-    // Each pattern is well-formed, or not in the draft; together they may still be too many.
+    // Each pattern is valid or absent; together they may still be too many.
     screenFor((model.deny ?? []).filter((pattern) => pattern !== undefined));
   } catch (error) {
     if (!(error instanceof PatternMistake)) throw error;
@@ -281,7 +278,7 @@ function mayRun(file: string): boolean {
   }
 }
 
-/** What clients may send, and what of it goes to the workers unchanged. */
+/** What clients may send, and what is proxied to workers unchanged. */
 function checkTraffic(
   { auth, engine }: DraftConfig,
   model: DraftModel,
@@ -290,7 +287,7 @@ function checkTraffic(
 ): void {
   const { backend, protocols = [], passthrough } = model;
   if (backend?.kind === undefined) return;
-  // Inputs and outputs of one protocol mean nothing to workers that speak another.
+  // Tasks of one protocol mean nothing to workers of another.
   const own = backend.kind === "grpc" ? "oip-v2" : backend.kind === "http" ? backend.protocol : undefined;
   for (const [index, protocol] of protocols.entries()) {
     if (own === undefined || own === "batch" || protocol === undefined || protocol === own) continue;

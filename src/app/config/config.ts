@@ -1,11 +1,11 @@
 /**
- * The table of settings: every name that `ferry.yaml` may hold, with kind, bounds, default and its sentence for users.
+ * The table of settings: every name in `ferry.yaml`, with kind, bounds, default and description.
  *
- * It is the only place where a setting is written down. The type `Config` is inferred from it, `load.ts` reads files by
- * it, and `scripts/generate-docs.ts` makes `ferry.example.yaml` and `docs/configuration.md` from it. A range is
- * [default, min, max]. A name ends in its unit (`maxWaitMs`, `maxBodyBytes`). Rules between two settings are in `check.ts`.
+ * The only definition of a setting: `Config` is inferred from it, `load.ts` reads files by it, and
+ * `scripts/generate-docs.ts` generates `ferry.example.yaml` and `docs/configuration.md`. A range is [default, min,
+ * max]. Names end in their unit (`maxWaitMs`, `maxBodyBytes`). Rules between settings are in `check.ts`.
  *
- * A setting belongs here only if two users would set it differently; anything else is a constant beside its code.
+ * Add a setting only if two users would set it differently; anything else is a constant beside its code.
  */
 import { PROTOCOL_NAMES } from "../../gateway/protocol/protocol.ts";
 import {
@@ -52,7 +52,7 @@ const second = 1000;
 const minute = 60 * second;
 const hour = 60 * minute;
 const day = 24 * hour;
-/** A timer of Node holds 24.8 days at most and fires at once beyond that. */
+/** Node's timers hold at most 24.8 days and fire at once beyond that. */
 const longestTtl = 24 * day;
 const mebibyte = 2 ** 20;
 const gibibyte = 1024 * mebibyte;
@@ -87,7 +87,7 @@ const redis = group("In Redis 7.0 or newer, or Valkey: one server, a primary wit
     without: ["{", "}"],
   }),
   commandTimeoutMs: ms([second, 10, minute], "How long Redis may take to answer before Ferry reconnects."),
-  // 0 would be no bound at all: WAIT takes it as "for ever".
+  // Not 0: WAIT takes that as "for ever".
   waitTimeoutMs: ms([200, 1, minute], "How long a write may wait for a replica."),
   leaseMs: ms(
     [2 * second, 100, 10 * minute],
@@ -117,7 +117,7 @@ const startTimeoutMs = ms(
 const workerModel = (example: string) =>
   optional(text(example, 256, "The model's name at the workers. Not set: the name that clients use."));
 
-/** The same for http and grpc workers. */
+/** Common to http and grpc workers. */
 const networkBackend = {
   dnsMs: ms(
     [5 * second, 100, hour],
@@ -317,7 +317,7 @@ const model = group("One model: its backend, its batches, its limits.", {
 
 // ── Who may call ────────────────────────────────────────────────────────────────────────────────
 
-/** All asymmetric: a server that checks tokens must not be able to make one. */
+/** All asymmetric: a server that verifies tokens must not be able to issue them. */
 const JWT_ALGORITHMS = [
   "RS256",
   "RS384",
@@ -507,7 +507,6 @@ export const settings = group("Everything Ferry can be told.", {
 // ── Types ───────────────────────────────────────────────────────────────────────────────────────
 
 export type { Address } from "./kinds.ts";
-/** The settings of one Ferry process, checked and with every default filled in. */
 export type Config = SettingValue<typeof settings>;
 export type ModelConfig = Config["models"][number];
 export type BackendConfig = ModelConfig["backend"];
@@ -518,16 +517,16 @@ export type MemoryEngineConfig = Extract<Config["engine"], { readonly kind: "mem
 export type RedisEngineConfig = Extract<Config["engine"], { readonly kind: "redis" }>;
 export type JwtConfig = NonNullable<Config["auth"]["jwt"]>;
 
-/** What a process does: everything, take requests only, or run batches only. */
+/** Everything, requests only, or batches only. */
 export type Role = "all" | "gateway" | "batcher";
 
-/** One thing that is wrong with a config file, or that its author should know. */
+/** An error or a warning about a config file. */
 export interface Problem {
   readonly file: string;
-  /** First is 1; undefined where the file as a whole is meant. */
+  /** From 1; undefined: the whole file. */
   readonly line?: number;
   readonly column?: number;
-  /** The setting, `models[0].maxWaitMs`; "" for the file as a whole. */
+  /** Such as `models[0].maxWaitMs`; "" for the whole file. */
   readonly path: string;
   /** What is wrong and what to do, in one line; never a secret. */
   readonly message: string;
@@ -536,12 +535,12 @@ export interface Problem {
 // ── The table as flat rows ──────────────────────────────────────────────────────────────────────
 
 export interface SettingRow {
-  /** `[]` stands for each of a list, `NAME` for each of a named map. */
+  /** `[]`: each of a list; `NAME`: each of a named map. */
   readonly path: string;
   readonly leaf: Leaf<unknown>;
-  /** The list's own words, where the leaf is one of a list. */
+  /** The list's description if the leaf is its element. */
   readonly doc: string;
-  /** Only with one of these kinds beside it; empty: with any. */
+  /** The variants that have it; empty: all. */
   readonly kinds: readonly string[];
 }
 
@@ -567,7 +566,7 @@ function rowsAt(setting: Setting, at: string): SettingRow[] {
   }
 }
 
-/** A setting that several kinds share is one row. */
+/** A setting shared by several variants is one row. */
 function variantRows({ variants }: OneOf<Variants>, at: string): SettingRow[] {
   const rows: SettingRow[] = [];
   for (const [kind, { fields }] of Object.entries(variants)) {
@@ -580,7 +579,7 @@ function variantRows({ variants }: OneOf<Variants>, at: string): SettingRow[] {
   return rows;
 }
 
-/** The `kind` of a one-of, which the table holds only as the names of its variants. */
+/** The `kind` of a one-of, which the table holds only as its variants' names. */
 function kindLeaf({ doc, variants, fallback }: OneOf<Variants>): Leaf<unknown> {
   const leaf = choice(Object.keys(variants), doc, fallback);
   return fallback === undefined ? required(leaf) : leaf;

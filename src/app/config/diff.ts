@@ -1,27 +1,24 @@
 /**
- * What differs between two configs, in lines for people: `models[embed].maxBatchSize 64 → 32`.
+ * Differences between two configs, one line each: `models[embed].maxBatchSize 64 → 32`.
  *
- * Models and tiers are told apart by their names, workers by their addresses. Each difference can be applied to a
- * Ferry that runs, or needs a restart; `docs/operations.md` has the table. A secret is never shown, nor anything that
- * often holds one: what stands there is that it was changed.
+ * Models and tiers are matched by name, workers by address. Each difference applies live or needs a restart; the table
+ * is in `docs/operations.md`. Secrets, and settings that often hold one, show only that they changed.
  */
 import { isDeepStrictEqual } from "node:util";
 import type { Config, ModelConfig } from "./config.ts";
 
 export interface ConfigDiff {
-  /** What can be changed while it runs. */
   readonly changed: readonly string[];
-  /** What cannot. */
   readonly needRestart: readonly string[];
 }
 
-/** What is opened or built once: sockets, the store, those who look on. `limits`: what a socket is given at its start. */
+/** Opened or built once: sockets, the store, observers. `limits`: passed to a socket when it opens. */
 const NEEDS_RESTART: readonly RegExp[] = [
   /^(?:listen|tls|grpc|admin|engine|zone|requestLog|tiers)\b/,
   /^telemetry\.(?!logLevel$)/,
   /^limits\.(?:maxConnections|headersTimeoutMs|requestTimeoutMs|keepAliveTimeoutMs)$/,
 ];
-/** Of tiers; their names, number and order are in every task and every credential. */
+/** The only live tier setting: names, number and order are in every task and credential. */
 const TIER_RULES = /^tiers(?:\[[^\]]*\]|\.NAME)\.ratePerMinute$/;
 const SECRET = /(?:^|\.)(?:authorization|token|secret|password|url|webhook|command|otlpUrl)$/;
 const MAX_TEXT = 80;
@@ -39,7 +36,6 @@ export function diffConfigs(before: Config, after: Config): ConfigDiff {
   return lines;
 }
 
-/** Whether a change of this setting, by its path in a diff or in the table, waits for a restart. */
 export function needsRestart(path: string): boolean {
   return NEEDS_RESTART.some((each) => each.test(path)) && !TIER_RULES.test(path);
 }
@@ -70,7 +66,7 @@ function compare(path: string, before: unknown, after: unknown, note: Note): voi
   if (isDeepStrictEqual(before, after)) return;
   if (SECRET.test(path)) return note(path, "changed");
   if (isMap(before) && isMap(after)) {
-    // Settings of another kind of backend are no changes of this one's.
+    // Different kinds of backend have no comparable settings.
     if (before["kind"] !== after["kind"]) return note(path, `${kindOf(before)} → ${kindOf(after)}`);
     const inner = path === "" ? "" : `${path}.`;
     for (const key of new Set([...Object.keys(before), ...Object.keys(after)])) {
@@ -103,7 +99,7 @@ function textOf(value: unknown): string {
   if (isMap(value)) return "host" in value ? `${String(value["host"])}:${String(value["port"])}` : "set";
   if (typeof value !== "string") return short(JSON.stringify(value));
   const url = /^\w+:\/\//.test(value) ? URL.parse(value) : null;
-  // Credentials stand before the host, tokens behind the path.
+  // Strips credentials before the host and tokens behind the path.
   return short(url === null ? value : `${url.protocol}//${url.host}${url.pathname}`);
 }
 

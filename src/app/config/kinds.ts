@@ -1,12 +1,12 @@
 /**
- * The kinds of setting: each constructor makes one entry of the table in `config.ts` and knows how to read a value.
+ * Kinds of setting: each constructor makes one entry of the table in `config.ts` and reads its value.
  *
- * A leaf holds one value; a group, a list, a named map and a one-of hold other settings. `Value<typeof entry>` is the type
- * of what a valid file becomes, so `Config` is inferred from the table. The first argument of a leaf is its default;
- * `optional` and `required` turn it into an example.
+ * A leaf holds one value; a group, a list, a named map and a one-of hold other settings. `Value<typeof entry>` is the
+ * parsed type, from which `Config` is inferred. A leaf's first argument is its default; `optional` and `required` turn
+ * it into an example.
  *
- * `read` never throws and never repeats the value it was given: `read.ts` decides whether the value may be shown, because
- * it may be a secret or come from the environment.
+ * `read` never throws and never repeats its input: `read.ts` decides whether the value may be shown, as it may be a
+ * secret or come from the environment.
  */
 import { statSync } from "node:fs";
 import { isIP, isIPv4, isIPv6 } from "node:net";
@@ -16,12 +16,10 @@ import { didYouMean } from "./spelling.ts";
 
 export type Unit = "ms" | "days" | "bytes" | "tokens" | "per minute" | "share" | "";
 
-/** One scalar of the file. */
 export interface Source {
   readonly value: string | number | boolean;
-  /** It was text with `${NAME}` in it, so "64" may stand for 64. */
+  /** Was text with `${NAME}`, so "64" may mean 64. */
   readonly expanded: boolean;
-  /** What relative paths start from. */
   readonly folder: string;
 }
 
@@ -30,19 +28,19 @@ export type Reading<T> = { readonly value: T } | { readonly wrong: string };
 
 export interface Leaf<T> {
   readonly type: "leaf";
-  /** The kind in words: "integer", "host:port", … */
+  /** "integer", "host:port", … */
   readonly kind: string;
   readonly doc: string;
   readonly unit: Unit;
-  /** "1 to 64", "a | b"; "" when anything goes. */
+  /** "1 to 64", "a | b"; "" if unbounded. */
   readonly bounds: string;
   readonly need: "default" | "optional" | "required";
   readonly fallback: T | undefined;
-  /** As one would write it in the file; "" without a default. */
+  /** As written in a file; "" without a default. */
   readonly defaultText: string;
-  /** What the example file shows where there is no default. */
+  /** Shown in the example file if there is no default. */
   readonly example: string;
-  /** Never shown, whatever is wrong with it. */
+  /** Never shown, also in errors. */
   readonly secret: boolean;
   read(source: Source): Reading<T>;
 }
@@ -54,7 +52,7 @@ export interface SettingGroup<F extends SettingFields, Absent extends boolean = 
   readonly type: "group";
   readonly doc: string;
   readonly fields: F;
-  /** Whether it is undefined unless the file holds it. */
+  /** Whether it is undefined unless the file sets it. */
   readonly absent: Absent;
 }
 export interface List<S> {
@@ -63,24 +61,24 @@ export interface List<S> {
   readonly each: S;
   readonly min: number;
   readonly max: number;
-  /** A list of one may be written as that one. */
+  /** A list of one may be written as its element. */
   readonly single?: boolean;
 }
-/** A map whose keys are names; its order counts. */
+/** A map with names as keys; the order counts. */
 export interface Named<F extends SettingFields> {
   readonly type: "named";
   readonly doc: string;
   readonly fields: F;
   readonly max: number;
-  /** The names when the file has none. */
+  /** Names if the file has none. */
   readonly fallback: readonly string[];
 }
-/** A map whose `kind` decides which other settings it has. */
+/** A map whose `kind` selects its other settings. */
 export interface OneOf<V extends Variants> {
   readonly type: "one-of";
   readonly doc: string;
   readonly variants: V;
-  /** The kind when the file names none; undefined: it must name one. */
+  /** Default kind; undefined: required. */
   readonly fallback: string | undefined;
 }
 export interface Variants {
@@ -143,7 +141,6 @@ export const oneOf = <const V extends Variants>(
 ): OneOf<V> => ({ type: "one-of", doc, variants, fallback });
 
 const exampleOf = (leaf: Leaf<unknown>) => leaf.example || leaf.defaultText;
-/** Has no value unless the file gives one. */
 export const optional = <T>(leaf: Leaf<T>): Leaf<T | undefined> => ({ ...required(leaf), need: "optional" });
 export const required = <T>(leaf: Leaf<T>): Leaf<T> => ({
   ...leaf,
@@ -208,7 +205,7 @@ const perUnit: { readonly [unit: string]: { readonly [suffix: string]: number } 
   bytes: { b: 1, k: 1024, kb: 1024, kib: 1024, m: MIB, mb: MIB, mib: MIB, g: 1024 * MIB, gb: 1024 * MIB },
 };
 
-/** For "2s" where milliseconds are wanted: "; write 2000 (ms)". */
+/** For "2s" where milliseconds are expected: "; write 2000 (ms)". */
 function inUnit(value: unknown, unit: Unit): string {
   const match = /^(\d+(?:\.\d+)?)\s*([a-z]+)$/i.exec(String(value));
   const factor = match === null ? undefined : perUnit[unit]?.[match[2]!.toLowerCase()];
@@ -250,15 +247,15 @@ export function choice<const T extends readonly (string | number)[]>(
 }
 
 interface TextRules {
-  /** Its shortest length; 1 by default. */
+  /** Minimum length; default 1. */
   readonly min?: number;
   readonly secret?: boolean;
-  /** Characters that it may not hold. */
+  /** Forbidden characters. */
   readonly without?: readonly string[];
-  /** Blanks may stand between its words. */
+  /** Allows blanks. */
   readonly words?: boolean;
 }
-/** Visible ASCII characters, without blanks by default: what fits a header, a metric label and a terminal. */
+/** Visible ASCII, by default without blanks: fits a header, a metric label and a terminal. */
 export function text(fallback: string, max: number, doc: string, rules: TextRules = {}): Leaf<string> {
   const { without = [], min = 1, words = false, secret = false } = rules;
   const except = without.length === 0 ? "" : ` except ${without.join(" ")}`;
@@ -281,7 +278,6 @@ export function text(fallback: string, max: number, doc: string, rules: TextRule
   });
 }
 
-/** A pattern of `core/pattern.ts`. */
 export function pattern(fallback: string, doc: string): Leaf<string> {
   return leaf<string>({
     kind: "pattern",
@@ -303,7 +299,7 @@ export function pattern(fallback: string, doc: string): Leaf<string> {
 
 // ── Files ───────────────────────────────────────────────────────────────────────────────────────
 
-/** Made absolute; a program without a slash is looked up on PATH and stays as it is. */
+/** Made absolute; a program without a slash is looked up on PATH and unchanged. */
 const pathOf =
   (kind: "path" | "program") =>
   (fallback: string, doc: string): Leaf<string> =>
@@ -321,7 +317,7 @@ const pathOf =
 export const path = pathOf("path");
 export const program = pathOf("program");
 
-/** `file:name`, the file relative to the config file; it must exist. */
+/** `file:name`, relative to the config file; the file must exist. */
 export function functionIn(
   example: string,
   doc: string,
@@ -356,7 +352,7 @@ function whatIs(file: string): "file" | "missing" | "other" {
     if (found === undefined) return "missing";
     return found.isFile() ? "file" : "other";
   } catch {
-    // A loop of links, a name too long, a folder without permission.
+    // Symlink loop, name too long, no permission.
     return "missing";
   }
 }
@@ -382,7 +378,6 @@ function parseAddress(written: string): Address | undefined {
   return (numeric ? isIPv4(plain) : hostName.test(plain)) ? { host: plain, port } : undefined;
 }
 
-/** A listener of Ferry. */
 export function address(fallback: string, doc: string): Leaf<Address> {
   return leaf<Address>({
     kind: "host:port",
@@ -398,7 +393,7 @@ export function address(fallback: string, doc: string): Leaf<Address> {
   });
 }
 
-/** A listener of another server; it has to have a port. */
+/** Another server's listener; the port is required. */
 export function server(example: string, doc: string): Leaf<Address> {
   return {
     ...address(example, doc),
@@ -411,7 +406,7 @@ export function server(example: string, doc: string): Leaf<Address> {
   };
 }
 
-/** As `node:dns` takes it: an address, since a name would have to be looked up first. */
+/** An IP address, as `node:dns` requires. */
 export function dnsServer(example: string, doc: string): Leaf<string> {
   return leaf<string>({
     kind: "address:port",
@@ -438,7 +433,7 @@ export function url(example: string, schemes: readonly string[], doc: string): L
     fallback: example,
     read({ value }) {
       const parsed = URL.parse(String(value));
-      // The parser drops line breaks and tabs without a word.
+      // The URL parser silently drops line breaks and tabs.
       const odd = /[\u0000- \u007f]/.test(String(value));
       if (parsed === null || parsed.hostname === "" || typeof value !== "string" || odd) {
         return { wrong: `is not a full URL; write one like ${example}` };
@@ -454,7 +449,7 @@ export function url(example: string, schemes: readonly string[], doc: string): L
   });
 }
 
-/** `grpc://HOST:PORT`, `grpcs` for TLS; nothing behind it, since the service's path is fixed. */
+/** `grpc://HOST:PORT`, `grpcs` for TLS; no path, since the service's is fixed. */
 export function grpcUrl(example: string, doc: string): Leaf<string> {
   const full = url(example, ["grpc", "grpcs"], doc);
   return { ...full, read: (source) => originOnly(full.read(source), example) };
@@ -470,7 +465,7 @@ function originOnly(read: Reading<string>, example: string): Reading<string> {
   return { value: `${protocol}//${host}` };
 }
 
-/** A worker's URL, or a name of DNS that stands for several: `dns://NAME:PORT/…`, `dns+SCHEME://` for TLS. */
+/** A worker's URL, or a DNS name for several: `dns://NAME:PORT/…`, `dns+SCHEME://` for TLS. */
 export function workerUrl(full: Leaf<string>, secure: "https" | "grpcs"): Leaf<string> {
   const schemes = ["dns", `dns+${secure}`];
   const example = "dns://gpu.default.svc:9000";
@@ -487,7 +482,7 @@ export function workerUrl(full: Leaf<string>, secure: "https" | "grpcs"): Leaf<s
         return { wrong: `does not name a host; write one like ${example}` };
       }
       if (hash !== "") return { wrong: "has a # in it, which no worker would see; remove it" };
-      // The parser keeps the case of hosts under schemes that it does not know.
+      // The URL parser keeps the host's case under unknown schemes.
       const place = `${protocol}//${hostname.toLowerCase()}${port === "" ? "" : `:${port}`}`;
       if (secure === "grpcs") return originOnly({ value: `${place}${pathname}${search}` }, example);
       return { value: `${place}${pathname || "/"}${search}` };
@@ -495,7 +490,7 @@ export function workerUrl(full: Leaf<string>, secure: "https" | "grpcs"): Leaf<s
   };
 }
 
-/** A URL that may hold credentials, percent-encoded, and is never shown. */
+/** A URL that may hold percent-encoded credentials, and is never shown. */
 function secretUrl(
   example: string,
   doc: string,
@@ -539,7 +534,7 @@ function decodes(encoded: string): boolean {
   }
 }
 
-/** `redis://USER:PASSWORD@HOST:PORT/DB`, everything but the host optional; `rediss` for TLS. */
+/** `redis://USER:PASSWORD@HOST:PORT/DB`, all but the host optional; `rediss` for TLS. */
 export function redisUrl(example: string, doc: string): Leaf<string> {
   const form = "redis://USER:PASSWORD@HOST:PORT, or rediss:// for TLS";
   return secretUrl(
@@ -559,13 +554,13 @@ export function redisUrl(example: string, doc: string): Leaf<string> {
   );
 }
 
-/** `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…`; the client reads what follows the ?. */
+/** `postgres://USER:PASSWORD@HOST:PORT/DATABASE?sslmode=…`; the client reads the query. */
 export function postgresUrl(example: string, doc: string): Leaf<string> {
   const form = "postgres://USER:PASSWORD@HOST:PORT/DATABASE";
   return secretUrl(example, doc, ["postgres", "postgresql"], form);
 }
 
-/** A path on a server, with its query if it has one. */
+/** A path with an optional query. */
 export function urlPath(example: string, doc: string): Leaf<string> {
   return leaf<string>({
     kind: "URL path",

@@ -1,11 +1,10 @@
 /**
- * From a file to a `Config`, or to the list of everything that is wrong with it.
+ * Loads a file into a `Config`, or a list of all its problems.
  *
  *   bytes → text (UTF-8, at most 1 MiB) → YAML tree → draft (read.ts) → rules (check.ts) → Config
  *
- * Each problem is one line: place, setting, what is wrong, what to do. Problems never show a secret
- * or the value of an environment variable. YAML's own error texts may quote the source, so they are
- * replaced by ours. When the syntax is broken only that is reported: what follows from it is guesswork.
+ * A problem is one line: place, setting, what is wrong, what to do; never a secret or an environment value. YAML's
+ * error texts may quote the source, so they are replaced. With broken syntax only that is reported.
  */
 import { closeSync, fstatSync, openSync, readSync } from "node:fs";
 import { dirname, resolve } from "node:path";
@@ -25,7 +24,7 @@ export type Loaded =
 
 const maxFileBytes = 2 ** 20;
 const maxAliases = 100;
-/** More would not fit a screen, and the first ones usually explain the rest. */
+/** Fits a screen; the first ones usually explain the rest. */
 const maxProblems = 50;
 
 export function loadConfig(path: string, env: NodeJS.ProcessEnv = process.env): Loaded {
@@ -55,11 +54,11 @@ export function parseConfig(text: string, fileName: string, env: NodeJS.ProcessE
   checkSettings(draft, findings);
   const warnings = inOrder(findings.warnings);
   if (findings.problems.length > 0) return { problems: inOrder(findings.problems), warnings };
-  // Nothing was wrong, so nothing is missing: the draft is whole.
+  // No problems, so the draft is complete.
   return { config: withRates(draft as Config), warnings };
 }
 
-/** Fills in the rates that hold when everybody is known and the file says nothing. */
+/** Default rates with authentication, if the file sets none. */
 function withRates(config: Config): Config {
   if (config.auth.mode === "none") return config;
   return {
@@ -81,7 +80,7 @@ function defaultRate(tier: string): { ratePerMinute?: number } {
   return ratePerMinute === undefined ? {} : { ratePerMinute };
 }
 
-/** What runs with no file at all: a simulated GPU. */
+/** Without a config file: a simulated GPU. */
 export function demoConfig(logLevel: Config["telemetry"]["logLevel"] = "silent"): Config {
   const text = `
 models:
@@ -120,7 +119,7 @@ function readText(path: string): { text: string } | { wrong: string } {
   }
 }
 
-/** Reads a file, a pipe or a device to its end, or to `max` bytes: a device may have no end. */
+/** Reads to the end or to `max` bytes: a device may have no end. */
 function readUpTo(file: number, max: number): Buffer {
   const bytes = Buffer.alloc(max);
   let length = 0;
@@ -132,7 +131,7 @@ function readUpTo(file: number, max: number): Buffer {
   return bytes.subarray(0, length);
 }
 
-/** At most one per line and five in all: one slip makes YAML stumble over what follows. */
+/** At most one per line and five in all: one mistake causes follow-up errors. */
 function syntaxProblems(document: Document, lines: LineCounter, file: string): Problem[] | undefined {
   const problems = new Map<number, Problem>();
   for (const error of [...document.errors, ...document.warnings]) {
@@ -164,7 +163,7 @@ function shapeProblem(document: Document, file: string): readonly Problem[] | un
   return undefined;
 }
 
-/** Our words for YAML's, which may quote the source and with it a secret. */
+/** Replaces YAML's messages, which may quote a secret. */
 const syntaxMessages: { readonly [code in YAMLError["code"]]?: string } = {
   TAB_AS_INDENT: "a tab is used to indent; use blanks",
   BAD_INDENT: "the indentation does not fit the lines above, or a bracket is not closed",

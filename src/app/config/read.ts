@@ -1,12 +1,11 @@
 /**
  * Reads a YAML document by the table in `config.ts`.
  *
- * The result is a draft: everything that is valid or left to its default is in it, everything wrong is absent and in the
- * findings with its place. So the rules between settings can still be checked on what is there, and a file's mistakes are
- * all reported at once.
+ * The result is a draft: valid and default settings are in it, invalid ones are absent and in the findings with their
+ * place. So rules between settings still run, and all mistakes are reported at once.
  *
- * The walk goes only where the table goes, so its depth and its work are bounded whatever the file holds; aliases are
- * followed one at a time and never expanded.
+ * The walk follows the table, which bounds its depth and work for any file; aliases are followed one at a time and
+ * never expanded.
  */
 import { isAlias, isMap, isScalar, isSeq, type Document, type Node } from "yaml";
 import type { LineCounter, Pair } from "yaml";
@@ -16,7 +15,6 @@ import { whyRemoved } from "./removed.ts";
 import { didYouMean, nearest } from "./spelling.ts";
 import { printable } from "../../cli/terminal/terminal.ts";
 
-/** What could be read: anything may be missing because it was wrong. */
 export type Draft<T> = T extends readonly (infer E)[]
   ? readonly Draft<E>[]
   : T extends object
@@ -28,12 +26,11 @@ interface Place {
   readonly column: number;
 }
 
-/** What was found in one file: problems, warnings, and where each setting is written. */
 export class Findings {
   readonly problems: Problem[] = [];
   readonly warnings: Problem[] = [];
   readonly #file: string;
-  /** One per setting that the file holds, by path. */
+  /** By path, for each setting in the file. */
   readonly #places = new Map<string, Place>();
 
   constructor(file: string) {
@@ -44,7 +41,6 @@ export class Findings {
     this.#places.set(path, place);
   }
 
-  /** Whether the file itself says something about `path`. */
   has(path: string): boolean {
     return this.#places.has(path);
   }
@@ -57,7 +53,7 @@ export class Findings {
     this.warnings.push({ file: this.#file, ...this.#nearestPlace(path), path, message });
   }
 
-  /** A setting that is not in the file is reported where it would be: at what encloses it. */
+  /** A missing setting is reported at what would enclose it. */
   #nearestPlace(path: string): Place | undefined {
     for (let at = path; at !== ""; at = at.replace(/(?:^|\.)[^.[\]]*$|\[\d+\]$/, "")) {
       const place = this.#places.get(at);
@@ -72,7 +68,6 @@ export interface ReadContext {
   readonly lines: LineCounter;
   readonly findings: Findings;
   readonly env: NodeJS.ProcessEnv;
-  /** What relative paths start from. */
   readonly folder: string;
 }
 
@@ -90,7 +85,7 @@ class Reader {
     this.#context = context;
   }
 
-  /** `found` is undefined where the file is silent, and then defaults hold. */
+  /** `found` undefined: not in the file, so defaults apply. */
   read(setting: Setting, found: Found, path: string): unknown {
     const node = this.#follow(found, path);
     if (node === "broken") return undefined;
@@ -228,7 +223,7 @@ class Reader {
       );
       return { kind, ...(rest as object) };
     }
-    // Without a kind nothing else can be judged, but a misspelt name is wrong for all of them.
+    // Without a kind only names that no variant has can be reported.
     this.#pairs(node, path, names);
     const at = join(path, "kind");
     if (written === undefined) return this.#problem(at, `is missing; write one of ${kinds.join(", ")}`);
@@ -236,7 +231,7 @@ class Reader {
     return this.#problem(at, `${quoted(unshield(written))} is not one of ${kinds.join(", ")}${guess}`);
   }
 
-  /** The pairs of a map by name, with unknown and repeated names reported; undefined if it is no map. */
+  /** Pairs by name; reports unknown and repeated names; undefined if it is not a map. */
   #pairs(
     node: Node | undefined,
     path: string,
@@ -308,7 +303,7 @@ class Reader {
   }
 }
 
-/** For a name that another kind has: which, and what to do. */
+/** For a name of another variant: which, and what to do. */
 function elsewhere(variants: Variants, kind: string, name: string): string | undefined {
   const owners = Object.keys(variants).filter((each) => Object.hasOwn(variants[each]!.fields, name));
   if (owners.length === 0) return undefined;
@@ -330,7 +325,7 @@ function isNull(node: Node): boolean {
   return isScalar(node) && node.value === null;
 }
 
-/** A value out of place is not shown: `requestLog: postgres://…` may hold a password. */
+/** A misplaced value is not shown: `requestLog: postgres://…` may hold a password. */
 function kindOf(node: Node): string {
   if (isMap(node)) return "a map";
   return isSeq(node) ? "a list" : "a single value";
@@ -341,7 +336,7 @@ function quoted(value: unknown): string {
   return printable(whole.length > 60 ? `${whole.slice(0, 57)}…` : whole);
 }
 
-/** The value as the file has it, unless that could give a secret away; variables stay unexpanded. */
+/** The value as written, unless it could reveal a secret; variables stay unexpanded. */
 function shown(leaf: Leaf<unknown>, written: unknown): string {
   if (leaf.secret) return "the value";
   const text = String(written);
@@ -358,11 +353,9 @@ function wayOut(leaf: Leaf<unknown>, path: string, wrong: string): string {
 }
 
 // ── ${NAME} ─────────────────────────────────────────────────────────────────────────────────────
-//
-// YAML knows nothing of `${NAME}` and `${NAME:-default}`, and inside `{ … }` it would even take their braces for its own.
-// So before YAML sees the text, `shield` moves every character of `${…}` into the private use area, one for one: the text
-// keeps its length, so line and column stay true. Afterwards `expand` reads them back, scalar by scalar; a value from the
-// environment is never parsed as YAML. As in a shell, `:-` also replaces an empty variable. `$${` stands for `${`.
+// YAML would misread `${NAME}` and `${NAME:-default}`, inside `{ … }` even their braces. So `shield` first maps every
+// character of `${…}` into the private use area, one for one, which keeps lines and columns true. `expand` maps scalars
+// back; environment values are never parsed as YAML. As in a shell, `:-` also replaces an empty variable. `$${` is `${`.
 
 const shieldBase = 0xe000;
 
@@ -374,16 +367,15 @@ export function shield(text: string): string {
   );
 }
 
-/** Undoes `shield`. */
 function unshield(text: string): string {
   return text.replace(/[\ue021-\ue07e]/g, (char) => String.fromCharCode(char.charCodeAt(0) - shieldBase));
 }
 
 interface Expansion {
   readonly text: string;
-  /** Something was put in from the environment, so the text may hold a secret. */
+  /** Contains environment values, so it may hold a secret. */
   readonly expanded: boolean;
-  /** What is wrong, one phrase each; naming variables, never their values. */
+  /** One phrase each; names variables, never their values. */
   readonly wrong: readonly string[];
 }
 

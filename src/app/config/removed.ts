@@ -1,8 +1,4 @@
-/**
- * Settings that earlier versions had. A file that still holds one gets an error that says what applies now.
- *
- * A sentence continues "was removed: "; `read.ts` adds "delete the line". `docs/configuration.md` lists them.
- */
+/** Settings of earlier versions: the error says "was removed: ", this sentence, and "delete the line" (`read.ts`). */
 export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["tiers.NAME.weight", "it had no effect; the order of the tiers decides who is served first"],
   ["engine.connectTimeoutMs", "engine.commandTimeoutMs limits connecting too"],
@@ -55,7 +51,7 @@ export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["limits.processAnswerMs", "a process that does not answer for 5 seconds during a reload stops the reload"],
 ]);
 
-/** The sentence for this path of a file, such as `models[0].backend.tls.reloadMs`. */
+/** For a path such as `models[0].backend.tls.reloadMs`. */
 export function whyRemoved(path: string): string | undefined {
   const why = REMOVED.get(path.replaceAll(/\[\d+\]/g, "[]").replace(/^tiers\.[^.]+\./, "tiers.NAME."));
   return why === undefined ? undefined : `was removed: ${why}; delete the line`;

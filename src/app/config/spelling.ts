@@ -1,12 +1,12 @@
 /**
  * "Did you mean …?" for settings, choices, commands and flags.
  *
- * Distance counts inserted, deleted, replaced and swapped neighbouring letters, with case ignored. A
- * guess is offered only when at most a third of the word is wrong, or when one name begins with the
- * other (`maxWait` for `maxWaitMs`): a wrong guess is worse than none.
+ * Distance counts inserted, deleted, replaced and swapped letters, ignoring case. A guess is offered only if at most a
+ * third of the word is wrong, or one name begins with the other (`maxWait` for `maxWaitMs`): a wrong guess is worse
+ * than none.
  */
 
-/** Longer words cannot be a slip of the finger for any of our names; also bounds the work. */
+/** Longer words are no typo of our names; also bounds the work. */
 const maxWordLength = 64;
 
 export function nearest(word: string, known: Iterable<string>): string | undefined {
@@ -23,7 +23,7 @@ export function nearest(word: string, known: Iterable<string>): string | undefin
   return best;
 }
 
-/** "; did you mean X?", or nothing when no known name is near. */
+/** "; did you mean X?", or "" if no name is near. */
 export function didYouMean(word: string, known: Iterable<string>): string {
   const guess = nearest(word, known);
   return guess === undefined ? "" : `; did you mean ${guess}?`;

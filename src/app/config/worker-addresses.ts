@@ -1,18 +1,16 @@
 /**
- * Where workers are: at addresses, written down one by one or behind a name, or in Ferry's own hands.
+ * Worker addresses: listed URLs, DNS names, or children of this process.
  *
- * Workers by a name of DNS: `dns://gpu.default.svc:9000/infer` stands for one worker at each address of that name.
- *
- * `dns://` is the plain scheme of its backend (http, grpc), `dns+https://` and `dns+grpcs://` are with TLS. The worker
- * at 10.0.0.7 has the URL `http://10.0.0.7:9000/infer`, the same in every process that looks the name up; what it is asked
- * for is the name (`Host`, and the name in its certificate).
+ * `dns://gpu.default.svc:9000/infer` means one worker per address of that name; `dns://` is the backend's plain scheme
+ * (http, grpc), `dns+https://` and `dns+grpcs://` use TLS. The worker at 10.0.0.7 has the URL
+ * `http://10.0.0.7:9000/infer` in every process; `Host` and the certificate's name are the DNS name.
  */
 import { isIPv6 } from "node:net";
 import type { GrpcBackendConfig, HttpBackendConfig, ModelConfig } from "./config.ts";
 
 export type NetworkKind = "http" | "grpc";
 
-/** A backend whose workers are somewhere on the network, and not children of each process. */
+/** Workers on the network, not children of each process. */
 export type NetworkBackend = HttpBackendConfig | GrpcBackendConfig;
 
 export function hasAddresses(backend: ModelConfig["backend"]): backend is NetworkBackend {
@@ -23,18 +21,16 @@ export function isDns(worker: string): boolean {
   return worker.startsWith("dns:") || worker.startsWith("dns+");
 }
 
-/** Those that are written down one by one. */
 export function fixedWorkers(workers: readonly string[]): string[] {
   return workers.filter((worker) => !isDns(worker));
 }
 
 export interface DnsName {
-  /** As the config has it, without its query, which may hold a secret. */
+  /** As configured, without the query, which may hold a secret. */
   readonly shown: string;
   readonly hostname: string;
-  /** `name:port`, the port left out where the config does. */
+  /** `name:port`; the port only if configured. */
   readonly host: string;
-  /** The URL of the worker at this address. */
   at(address: string): string;
 }
 
@@ -53,7 +49,6 @@ export function dnsName(written: string, kind: NetworkKind): DnsName {
   };
 }
 
-/** As one would write it without the lookup: the name where an address will be. */
 export function plainUrl(worker: string, kind: NetworkKind): string {
   if (!isDns(worker)) return worker;
   const name = dnsName(worker, kind);

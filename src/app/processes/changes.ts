@@ -1,38 +1,36 @@
 /**
- * How the processes of `ferry serve --processes` change their config together: all of them, or none.
+ * Two-phase config change of `ferry serve --processes`: all processes, or none.
  *
  *   parent ── change ─► prepares, nothing changes yet ── prepared ─► parent ── commit ─► changes ── changed ─► parent
  *                                                          or why not     └── abandon ─► ends what it prepared
  *
- * The parent decides when all have said that they can. Each gets `change` and its verdict in this order, whenever it reads
- * them: a process that sleeps or hangs in between ends with the same config as the others as soon as it wakes up.
+ * The parent decides once all have answered. Each gets `change` and its verdict in order, whenever it reads them, so a
+ * suspended process ends up with the same config once it resumes.
  *
- * A process that prepares says so each `SIGN_EVERY_MS`, since it may have to start workers, which takes minutes. One
- * that says nothing for SILENT_MS is given up: nothing is changed. Nothing more is sent to it before it
- * has answered what it was told before, so that nothing piles up in front of one that never wakes.
+ * A preparing process reports every `SIGN_EVERY_MS`, since starting workers may take minutes; after SILENT_MS without a
+ * report the change is abandoned. A process gets nothing more before it has answered, so that nothing piles up for one
+ * that hangs.
  */
 import type { Alarm, Clock } from "../clock.ts";
 import type { Config } from "../config/config.ts";
 import type { Change } from "../reload.ts";
 import type { Life, Word } from "./processes.ts";
 
-/** Between two signs of life while a process prepares. */
+/** Interval of progress reports while a process prepares. */
 export const SIGN_EVERY_MS = 200;
 
-/** The parent's end, one for each process. */
-/** A process that says nothing for so long during a reload hangs: nothing is changed. */
+/** The parent's end, one per process. */
+/** A process silent for so long during a reload hangs: the change is abandoned. */
 const SILENT_MS = 5000;
 
 export class Follower {
   readonly #life: Life;
-  /** As people know it: `process 2`. */
   readonly #name: string;
   readonly #clock: Clock;
   #round = 0;
-  /** What it has to say next. */
   #owes: "prepared" | "changed" | undefined;
   #why: string | undefined;
-  /** It was told to prepare, and not yet what becomes of it. */
+  /** Told to prepare, without a verdict yet. */
   #undecided = false;
   #gone = false;
   #heardAt = 0;
@@ -44,7 +42,6 @@ export class Follower {
     this.#clock = clock;
   }
 
-  /** Whatever it says. */
   hear(word: Word): void {
     this.#heardAt = this.#clock.now();
     if ((word.is === "prepared" || word.is === "changed") && word.round === this.#round) {
@@ -54,14 +51,14 @@ export class Follower {
     this.#look?.();
   }
 
-  /** It has ended: the next one begins with what is decided. */
+  /** It has exited; its successor starts with the decided config. */
   gone(): void {
     this.#gone = true;
     this.#owes = undefined;
     this.#look?.();
   }
 
-  /** Why it cannot; undefined: it can, or is no more. */
+  /** Why it cannot; undefined: it can, or has exited. */
   async prepare(config: Config): Promise<string | undefined> {
     if (!(await this.#answered())) return this.#silent();
     if (this.#gone) return undefined;
@@ -73,7 +70,7 @@ export class Follower {
     return (await this.#answered()) ? this.#why : this.#silent();
   }
 
-  /** False: it has not said that it did; it will when it wakes up. */
+  /** False: not confirmed; it will be when the process resumes. */
   async commit(): Promise<boolean> {
     if (this.#gone) return true;
     this.#owes = "changed";
@@ -82,7 +79,7 @@ export class Follower {
     return this.#answered();
   }
 
-  /** Does nothing where it was not told to prepare, or could not. */
+  /** No effect unless it was told to prepare and could. */
   abandon(): void {
     const holds = this.#undecided && !this.#gone && this.#why === undefined;
     this.#undecided = false;
@@ -95,7 +92,7 @@ export class Follower {
     return `${this.#name} did not answer for ${SILENT_MS} ms: ${then}`;
   }
 
-  /** Resolves when it owes no answer; false, when it was silent for so long. */
+  /** Resolves when it owes no answer; false after SILENT_MS. */
   async #answered(): Promise<boolean> {
     const clock = this.#clock;
     this.#heardAt = clock.now();
@@ -116,19 +113,18 @@ export class Follower {
 
 type ChangeVerdict = "commit" | "abandon";
 
-/** What a child prepares a change with. */
 export interface Changeable {
   prepare?(next: Config): Promise<Change>;
 }
 
 /**
- * The child's end: prepares what the parent asks for and waits for the verdict, one round at a time in order. Each `change`
- * is answered with `prepared`, also one that the parent has given up, so that the parent knows that the child is awake.
+ * The child's end: prepares and waits for the verdict, one round at a time in order. Every `change` is answered with
+ * `prepared`, also an abandoned one, so that the parent knows the child is responsive.
  */
 export class ChildChanges {
   readonly #parent: { tell(word: Word): Promise<void> };
   readonly #clock: Clock;
-  /** Of the rounds that are not over. */
+  /** Of unfinished rounds. */
   readonly #verdicts = new Map<number, (verdict: ChangeVerdict) => void>();
   #last: Promise<void> = Promise.resolve();
   #open = 0;
@@ -166,7 +162,7 @@ export class ChildChanges {
 
   async #end(round: number, prepared: Change, verdict: ChangeVerdict): Promise<void> {
     if (verdict === "abandon") return prepared.abandon();
-    // One that is being stopped changes no more; the next one in its place begins with the new config.
+    // A stopping process changes no more; its successor starts with the new config.
     await prepared.commit().catch(() => {});
     void this.#parent.tell({ is: "changed", round });
   }

@@ -1,14 +1,13 @@
 /**
- * A process of `ferry serve --processes`, as node:cluster makes it: forked, spoken to, and heard line by line.
+ * A child of `ferry serve --processes` (node:cluster): forking, messages, stderr lines.
  *
- * Connections are handed out by the parent in turn to whoever is free to take one (cluster's round robin). So a
- * process that hangs or dies is given none, where SO_REUSEPORT would go on sending it its share: with one of two
- * stopped, 17 of 32 new connections got no answer there, and 1 of 32 here. A second Ferry on the same port is
- * refused, TLS tickets are good at every process, and it works on every system. The price is the parent's work for
- * each connection, which shows only where every request opens a new one (`node bench/doors.ts` has the figures).
+ * The parent hands connections out by cluster's round robin, so a hung or dead process gets none. SO_REUSEPORT would go
+ * on sending it its share: with one of two stopped, 17 of 32 new connections got no answer there, and 1 of 32 here.
+ * Also, a second Ferry on the port is refused, TLS tickets work at every process, and it works on every system. The
+ * price is the parent's work per connection, which shows only if every request opens one (`node bench/doors.ts` has the
+ * figures).
  *
- * A process's stderr is a pipe that the parent reads to its end: what it said before it died was said, and a line is
- * never torn by another's.
+ * The parent reads a child's stderr pipe to its end, so its last lines are printed and lines never interleave.
  */
 import type { ChildProcess } from "node:child_process";
 import cluster from "node:cluster";
@@ -18,18 +17,18 @@ import { StringDecoder } from "node:string_decoder";
 import type { Clock } from "../clock.ts";
 import type { Life, ProcessOrder, Watcher, Word } from "./processes.ts";
 
-/** A longer line comes out in pieces: nothing is lost and nothing grows. */
+/** Longer lines are split, which bounds memory. */
 const MAX_LINE_CHARS = 1_048_576;
-/** After its exit the last lines are waited for, but not for a child of its own that holds the pipe open. */
+/** How long to wait for the last lines after exit, as a grandchild may hold the pipe open. */
 const LAST_LINES_MS = 1000;
 
-/** What makes a process of the same program as this one, with these words on its command line. */
+/** Forks this same program with these command line arguments. */
 export function forker(words: readonly string[], clock: Clock): (watcher: Watcher) => Life {
   cluster.schedulingPolicy = cluster.SCHED_RR;
   cluster.setupPrimary({
     exec: process.argv[1]!,
     args: [...words],
-    // A config has `undefined` in it, which JSON would drop.
+    // A config holds `undefined`, which JSON would drop.
     serialization: "advanced",
     stdio: ["ignore", "inherit", "pipe", "ipc"],
   });
@@ -42,11 +41,11 @@ function fork(watcher: Watcher, clock: Clock): Life {
   closeWhatItHeld(child);
   const failed = Promise.withResolvers<string>();
   worker.on("error", (error) => {
-    // Later ones are of words that found it dead, and its end is heard of anyway.
+    // Later errors are of sends to a dead process, whose exit is reported anyway.
     if (child.pid === undefined) failed.resolve(`could not be started: ${error.message}`);
   });
   worker.on("message", (word: Word) => watcher.word(word));
-  // Node makes no pipe when it is out of file descriptors.
+  // Node makes no pipe without free file descriptors.
   if (child.stderr) readLines(child.stderr, (text) => watcher.line(text));
   const closed = once(child, "close");
   const exited = once(child, "exit").then(([code, signal]) => ending(code, signal));
@@ -69,9 +68,8 @@ function fork(watcher: Watcher, clock: Clock): Life {
 }
 
 /**
- * node:cluster forgets the connection that it was handing to a process that dies: it would stay open in the parent,
- * and its client wait for an answer for ever. There is at most one, since the next is handed over when the process has
- * said that it has the last; to close one that it had taken changes nothing.
+ * node:cluster forgets the connection it was handing to a process that dies: it would stay open in the parent, and its
+ * client hang. At most one, since the next is sent after an acknowledgement; closing one that was taken has no effect.
  */
 function closeWhatItHeld(child: ChildProcess): void {
   const send = child.send.bind(child) as (...words: unknown[]) => boolean;
@@ -83,7 +81,7 @@ function closeWhatItHeld(child: ChildProcess): void {
   child.once("exit", () => last?.close());
 }
 
-/** Its last words have been read then. */
+/** Resolves once all messages of an exited child have been read. */
 async function disconnected(connected: boolean, child: NodeJS.EventEmitter): Promise<void> {
   if (connected) await once(child, "disconnect");
 }

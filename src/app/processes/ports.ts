@@ -1,12 +1,9 @@
-/** The ports of `ferry serve --processes`: one for clients that all share, and one for operators in each process. */
+/** Ports of `ferry serve --processes`: a shared one for clients, and an admin port per process. */
 import { once } from "node:events";
 import { createServer, type AddressInfo, type Server } from "node:net";
 import type { Address, Config, Role } from "../config/config.ts";
 
-/**
- * Each process's config: the public port is the same in all, the admin port its own. Every port is opened for a
- * moment: what cannot be opened is told here, once, and a port 0 becomes the one that was free.
- */
+/** Configs with one public port and an admin port each. Opens every port briefly: reports errors once, replaces 0. */
 export async function giveOutPorts(config: Config, count: number, role: Role): Promise<Config[]> {
   const { listen, admin, grpc } = config;
   checkRange(config, count, role);
@@ -60,7 +57,6 @@ function checkRange({ listen, admin, grpc }: Config, count: number, role: Role):
   );
 }
 
-/** `next`, where a process has opened its ports. */
 export function withPortsOf({ listen, admin, grpc }: Config, next: Config): Config {
   return {
     ...next,

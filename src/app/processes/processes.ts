@@ -1,21 +1,19 @@
 /**
- * `ferry serve --processes N`: N whole Ferrys on one machine, one public port, one parent that looks after them.
+ * `ferry serve --processes N`: N Ferry processes on one machine, one public port, one supervising parent.
  *
- *   parent ── begin ─► starting ── ready ─► serving ── drain ─► ended         tally: what it has done, when asked
- *                          ▲                   │ it dies
- *                          └──── wait ◄────────┘                              a process that dies is started again
+ *   parent ── begin ─► starting ── ready ─► serving ── drain ─► ended         tally: its totals, on request
+ *                          ▲                   │ dies
+ *                          └────── wait ◄──────┘                              restarted
  *
- * The parent runs no gateway: it takes connections and hands them out (`app/processes/life.ts`), prints what the others
- * say line by line, each with the number of its process, and starts a process that died again: after 100 ms, and
- * twice as long each time it dies again, to 30 s; one that served for 30 s begins anew. Before all are ready for the
- * first time nothing is started again: the first that ends takes the start with it, and its reason is the one error.
- * What several say alike before that (a warning about Redis) is printed once.
+ * The parent runs no gateway: it distributes connections (`life.ts`), prints the children's lines with their number,
+ * and restarts a child that died after 100 ms, doubling up to 30 s; 30 s of serving reset that. Until all were ready
+ * once nothing is restarted: the first exit fails the start with its reason. Identical lines during the start are
+ * printed once.
  *
- * Each process has an admin listener of its own, at `admin.listen` and the ports above it: health, metrics and the
- * dashboard are a process's own. All ports are tried, and those that the config leaves open chosen, before anything
- * starts, so that a process comes back where it was.
+ * Each process has its own admin listener, at `admin.listen` and the ports above it, with its own health, metrics and
+ * dashboard. All ports are tried and chosen before the start, so that a restarted process keeps its ports.
  *
- * Tasks lie in Redis, so a process that dies loses none; its callers lose their connections.
+ * Tasks are in Redis, so a process that dies loses none; its callers lose their connections.
  */
 import { jsonLine, type Durability, type ServeTotals } from "../../cli/terminal/banner.ts";
 import type { Alarm, Clock } from "../clock.ts";
@@ -24,31 +22,26 @@ import { Follower } from "./changes.ts";
 import { giveOutPorts, withPortsOf } from "./ports.ts";
 import { NO_FILE, type Reloaded } from "../reload.ts";
 
-/** What a process is told. */
 export type ProcessOrder =
   | { readonly is: "begin"; readonly config: Config; readonly role: Role }
   | { readonly is: "tally" }
-  /** Another config, of which everything that differs can be changed; nothing is before the verdict on this round. */
+  /** A config with live changes only; takes effect with this round's verdict. */
   | { readonly is: "change"; readonly round: number; readonly config: Config }
   | { readonly is: "commit"; readonly round: number }
   | { readonly is: "abandon"; readonly round: number }
-  /** What came of the reload that it asked for. */
   | { readonly is: "reloaded"; readonly outcome: Reloaded }
   | { readonly is: "drain" };
 
-/** What it says. */
 export type Word =
   | ({ readonly is: "ready" } & ReadyWord)
   | { readonly is: "failed"; readonly why: string }
   | { readonly is: "tally"; readonly tally: ServeTotals }
-  /** It prepares, and lives. */
   | { readonly is: "preparing" }
-  /** `why`: why it cannot change; left out: it can, and waits for the verdict. */
+  /** `why` it cannot change; undefined: it can, and waits for the verdict. */
   | { readonly is: "prepared"; readonly round: number; readonly why?: string }
   | { readonly is: "changed"; readonly round: number }
-  /** An operator asked it to have the config read again. */
   | { readonly is: "reload" }
-  /** The last: it exits next. */
+  /** The last message before it exits. */
   | { readonly is: "ended"; readonly tally: ServeTotals };
 
 interface ReadyWord {
@@ -58,68 +51,62 @@ interface ReadyWord {
   readonly durability: Durability | undefined;
 }
 
-/** One life of a process, as its parent sees it. */
+/** One run of a child process. */
 export interface Life {
   readonly pid: number;
-  /** Does nothing once it is gone. */
+  /** No effect once it has exited. */
   send(order: ProcessOrder): void;
   kill(): void;
 }
 
-/** Who is told what becomes of a life. After `gone` there comes nothing more. */
+/** Nothing follows `gone`. */
 export interface Watcher {
   word(word: Word): void;
-  /** A whole line of its stderr, without its end. */
+  /** A line of its stderr, without the line break. */
   line(text: string): void;
-  /** It has ended; how, in words: `was killed by SIGKILL`. */
+  /** How it ended: `was killed by SIGKILL`. */
   gone(how: string): void;
 }
 
 export interface ProcessesParts {
   readonly clock: Clock;
   fork(watcher: Watcher): Life;
-  /** Whole lines. */
   log(line: string): void;
 }
 
 export const FIRST_WAIT_MS = 100;
 export const MAX_WAIT_MS = 30_000;
-/** Beyond `limits.drainMs`, for what comes after a drain; whoever still runs then is killed. */
+/** Added to `limits.drainMs`, for the work after a drain; then the process is killed. */
 export const DRAIN_GRACE_MS = 10_000;
-/** A process that does not answer in this time is left out of a tally. */
+/** A process that does not answer in time is missing from the totals. */
 export const TALLY_MS = 1000;
-/** Lines that are remembered during the start, so that they are said once. */
+/** Lines remembered during the start, to print each once. */
 const MAX_HEARD = 1000;
 
 const NOTHING: ServeTotals = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, queued: 0, running: 0 };
 
-/** One of the N, in all of its lives. */
+/** One of the N, across restarts. */
 interface Seat {
-  /** The first is 1. */
+  /** From 1. */
   readonly number: number;
   config: Config;
-  /** What this life began with. */
   begun: Config | undefined;
-  /** While it is told what changed during its start. */
+  /** Set while it gets changes made during its start. */
   catchingUp: Promise<void> | undefined;
   life: Life | undefined;
-  /** How this life is told of changes. */
   follower: Follower | undefined;
   ready: ReadyWord | undefined;
-  /** When this life became ready; undefined before. */
+  /** When this run became ready; undefined before. */
   readyAt: number | undefined;
   waitMs: number;
   again: Alarm | undefined;
-  /** Why it could not start, in its own words. */
   failed: string | undefined;
-  /** What it said last. */
   ended: ServeTotals | undefined;
   answered: ((tally: ServeTotals) => void) | undefined;
 }
 
 export class Processes {
   readonly graceMs = DRAIN_GRACE_MS;
-  /** Who reads the config again; left out: it came from no file. */
   onReload: (() => Promise<Reloaded>) | undefined;
   readonly #seats: readonly Seat[];
   readonly #role: Role;
@@ -127,13 +114,12 @@ export class Processes {
   readonly #quiet: boolean;
   readonly #started = Promise.withResolvers<void>();
   readonly #over = Promise.withResolvers<void>();
-  /** What was said during the start; undefined afterwards. */
+  /** Lines printed during the start; undefined afterwards. */
   #heard: Set<string> | undefined = new Set();
-  /** What those did that ended in order. */
+  /** Totals of processes that exited in order. */
   #past = NOTHING;
   #stopping = false;
 
-  /** `configs`: one for each process, with its own ports. */
   constructor(configs: readonly Config[], role: Role, parts: ProcessesParts) {
     this.#role = role;
     this.#parts = parts;
@@ -155,7 +141,7 @@ export class Processes {
     }));
   }
 
-  /** Resolves when all are ready; rejects, with none left, when one ends before that. */
+  /** Resolves when all are ready; if one exits before, stops all and rejects. */
   async start(): Promise<void> {
     for (const seat of this.#seats) this.#begin(seat);
     try {
@@ -167,7 +153,6 @@ export class Processes {
     this.#heard = undefined;
   }
 
-  /** "" for batchers. */
   get grpcUrl(): string | undefined {
     return this.#seats[0]!.ready!.grpcUrl;
   }
@@ -180,7 +165,6 @@ export class Processes {
     return this.adminUrls[0]!;
   }
 
-  /** In the order of their numbers. */
   get adminUrls(): string[] {
     return this.#seats.map(({ ready }) => ready!.adminUrl);
   }
@@ -189,16 +173,16 @@ export class Processes {
     return this.#seats[0]!.ready!.durability;
   }
 
-  /** All together. What a process did that was killed, or does not answer, is not in it. */
+  /** The sum; without processes that were killed or do not answer. */
   async tally(): Promise<ServeTotals> {
     const tallies = await Promise.all(this.#seats.map((seat) => this.#ask(seat)));
     return tallies.reduce(add, this.#past);
   }
 
-  /** All of them, or none. Rejects with the reason of one that cannot, or that says nothing. */
+  /** All or none. Rejects with the reason of a process that cannot change, or is silent. */
   async change(next: Config): Promise<void> {
     await Promise.all(this.#seats.flatMap(({ catchingUp }) => catchingUp ?? []));
-    // One that is not there begins with it, and one that is starting is told when it is ready.
+    // A process that is down starts with it, and one that is starting gets it when ready.
     const asked = this.#seats.filter(({ readyAt, life }) => readyAt !== undefined && life !== undefined);
     const followers = asked.map(({ follower }) => follower!);
     const whys = await Promise.all(
@@ -211,7 +195,7 @@ export class Processes {
     }
     for (const seat of this.#seats) {
       seat.config = withPortsOf(seat.config, next);
-      // It came while the others prepared.
+      // Became ready while the others prepared.
       const late = seat.readyAt !== undefined && !followers.includes(seat.follower!);
       if (late && seat.life !== undefined) seat.catchingUp = this.#catchUp(seat, seat.life);
     }
@@ -224,7 +208,7 @@ export class Processes {
     this.#log("warn", `process has not said that it changed with the others; ${then}`, { process: number });
   }
 
-  /** The config changed while it was starting. Where it cannot follow, it begins anew. */
+  /** The config changed during its start; if it cannot follow, it is restarted. */
   async #catchUp(seat: Seat, life: Life): Promise<void> {
     const { follower, config } = seat;
     const why = await follower!.prepare(config);
@@ -243,13 +227,12 @@ export class Processes {
     life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
   }
 
-  /** Nothing new is taken; resolves when all have ended. */
+  /** Accepts nothing new; resolves when all have exited. */
   async drain(): Promise<void> {
     this.#stop((life) => life.send({ is: "drain" }));
     await this.#over.promise;
   }
 
-  /** Ends whoever is left, at once. */
   async stop(): Promise<void> {
     this.#stop((life) => life.kill());
     await this.#over.promise;
@@ -322,7 +305,7 @@ export class Processes {
   }
 
   async #ask(seat: Seat): Promise<ServeTotals> {
-    // The sum of those that ended in order has the tally of one that is not here.
+    // Already in the sum of processes that exited in order.
     if (seat.life === undefined || seat.readyAt === undefined) return NOTHING;
     if (seat.ended !== undefined) return seat.ended;
     const { clock } = this.#parts;
@@ -338,7 +321,7 @@ export class Processes {
     }
   }
 
-  /** What is no line of the log (a stack, a word of Node's) passes as it is. */
+  /** Text that is not a log line (a stack, a Node message) is printed unchanged. */
   #print({ number }: Seat, text: string): void {
     const ours = text.startsWith('{"') && text.endsWith("}");
     if (ours && this.#saidBefore(text)) return;

@@ -108,7 +108,6 @@ export class Account {
     this.kinds[kind]!.offered++;
   }
 
-  /** `head` and `tail`: first and last characters of the reply. */
   answered(kind: number, status: number, intendedAt: number, now: number, head: string, tail: string): void {
     this.#count(String(status));
     const row = this.kinds[kind]!;

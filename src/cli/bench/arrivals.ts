@@ -1,16 +1,14 @@
 /**
- * Open-loop arrivals: when each request is due and which kind of caller sends it, independent of the server.
- *
- * The rate is `warmRate` before the start, then that of the phase in which a gap begins (`rate` without phases). Even
- * arrivals: one at a random instant of each 1/rate gap; poisson: independent gaps. Each arrival draws its kind by the
- * shares of its phase. Shares are relative and need not add up to 1.
+ * Open-loop arrivals: when each request is due and which kind of caller sends it, independent of the server. The rate
+ * is `warmRate` before the start, then that of the phase in which a gap begins (`rate` without phases). Even arrivals:
+ * one at a random instant of each 1/rate gap; poisson: independent gaps. Each arrival draws its kind by the shares of
+ * its phase. Shares are relative and need not add up to 1.
  */
 import { Random } from "../../core/random.ts";
 
 export interface CallerKind {
   readonly label: string;
   readonly share: number;
-  /** Extra request headers, such as the credential. */
   readonly headers?: Readonly<Record<string, string>>;
 }
 

@@ -1,8 +1,7 @@
 /**
- * Compares two runs: what changed, in which direction, and whether it is more than noise.
- *
- * "within noise": the 95 % intervals overlap. Percentiles and the mean use results.ts' intervals; counts and shares use
- * Wilson's, which assumes independent requests. `max`, fill and the client's figures have no interval and no verdict.
+ * Compares two runs: what changed, in which direction, and whether it is more than noise. "within noise": the 95 %
+ * intervals overlap. Percentiles and the mean use results.ts' intervals; counts and shares use Wilson's, which assumes
+ * independent requests. `max`, fill and the client's figures have no interval and no verdict.
  */
 import type { Interval, Result } from "./results.ts";
 
@@ -77,7 +76,6 @@ function shareInterval({ counts }: Result, name: Share): Interval {
   return { low: 100 * low, high: 100 * high };
 }
 
-/** Wilson's 95 % interval of a share. */
 function wilson(count: number, n: number): Interval {
   if (n === 0) return { low: 0, high: 1 };
   const z = 1.96;

@@ -1,11 +1,9 @@
 /**
- * One keep-alive HTTP/1.1 connection of the load generator, on a raw socket, with optional TLS. No pipelining.
- *
- * All connections read into one shared buffer (libuv fills it and calls back before it reads another socket), so a
- * reply that arrives in one piece is parsed in place and never copied.
- *
- * The parser accepts a status line, `content-length` or chunks, and a body. Anything else (unexpected bytes, an early
- * end) breaks the connection, which the owner counts as an error; it is never repaired silently.
+ * One keep-alive HTTP/1.1 connection of the load generator, on a raw socket, with optional TLS. No pipelining. All
+ * connections read into one shared buffer (libuv fills it and calls back before it reads another socket), so a reply
+ * that arrives in one piece is parsed in place and never copied. The parser accepts a status line, `content-length` or
+ * chunks, and a body. Anything else (unexpected bytes, an early end) breaks the connection, which the owner counts as
+ * an error; it is never repaired silently.
  */
 import { randomInt } from "node:crypto";
 import { type Socket, connect } from "node:net";
@@ -29,10 +27,7 @@ export interface Template {
   readonly back: string;
 }
 
-/**
- * A request with a body of about `bodyBytes`: {"input":"<marker> xxx…"}. `fields`: extra body fields, such as the
- * model.
- */
+/** A request with a body of about `bodyBytes`: {"input":"<marker> xxx…"}; `fields` go beside the input. */
 export function template(
   target: Target,
   bodyBytes: number,
@@ -59,7 +54,6 @@ export class Markers {
   readonly #run: string;
   #next: number;
 
-  /** 10: digits only. */
   constructor(radix = 36) {
     this.#radix = radix;
     this.#run = randomInt(radix ** 6)
@@ -113,7 +107,6 @@ export class Connection {
   readonly #socket: Socket;
   #marker = "";
   #inFlight = false;
-  /** Start of a reply that arrived in pieces. */
   #partial: Buffer | undefined;
 
   constructor(target: Target, owner: Owner) {
@@ -133,10 +126,7 @@ export class Connection {
     this.#socket.on("close", () => this.#owner.closed(this, this.#inFlight));
   }
 
-  /**
-   * A whole request, one character per byte. An empty marker accepts any reply. Before the connection is open, the
-   * bytes are sent once it is.
-   */
+  /** A whole request, one character per byte; sent once connected. An empty marker accepts any reply. */
   send(text: string, marker: string, intendedAt: number): void {
     this.#marker = marker;
     this.intendedAt = intendedAt;
@@ -195,7 +185,6 @@ interface Answer {
   readonly length: number;
   readonly status: number;
   readonly headEnd: number;
-  /** The first bytes, decoded: the head and at least part of the body. */
   readonly text: string;
 }
 
@@ -254,10 +243,7 @@ function contentLength(text: string, headEnd: number): number {
   return length;
 }
 
-/**
- * One probe request before the load. A wrong call (no credential, unknown model, wrong path) would fail ten thousand
- * times a second, so it is tried once. A full server is no reason not to measure it.
- */
+/** One probe before the load: a wrong call would fail at full rate. A full server is no reason not to measure. */
 
 export type Sign =
   | { readonly status: number; readonly error: string; readonly message: string }

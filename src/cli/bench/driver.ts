@@ -58,7 +58,6 @@ export interface DriverOptions {
   readonly clock: Clock;
   /** Uniform in [0, 1). */
   readonly draw: () => number;
-  /** CPU time of this process in ms. */
   readonly cpuMs: () => number;
 }
 
@@ -71,9 +70,7 @@ export interface ClientState {
   readonly lag: Histogram;
   /** Timer lateness, ms. */
   readonly loop: Histogram;
-  /** Peak open connections. */
   readonly connections: number;
-  /** Requests that waited for a connection. */
   readonly waited: number;
 }
 
@@ -95,7 +92,6 @@ export class Driver implements Owner {
   /** Counts nothing where the options have another ledger. */
   readonly account: Account;
   readonly #ledger: Ledger;
-  /** Connections opened beforehand and kept. */
   readonly #kept: number;
   readonly #options: DriverOptions;
   readonly #clock: Clock;
@@ -106,7 +102,6 @@ export class Driver implements Owner {
   readonly #measuring = Promise.withResolvers<void>();
   readonly #stopped = Promise.withResolvers<void>();
   readonly #alarms = new Map<string, Alarm>();
-  /** Pausing closed-loop callers. */
   readonly #pauses = new Set<Alarm>();
   readonly #open = new Set<Connection>();
   /** A stack: the bottom has been idle longest. */
@@ -358,7 +353,6 @@ export class Driver implements Owner {
     this.#endWhenQuiet();
   }
 
-  /** After a request: in the closed loop, the caller's next one. */
   #next(kind: number, isWell: boolean): void {
     if (this.#phase === "drain") return this.#endWhenQuiet();
     if (this.#options.load.kind === "open") return;
@@ -400,7 +394,6 @@ export class Driver implements Owner {
   }
 }
 
-/** Kind of each closed-loop caller, by the kinds' shares. */
 export function callersOf(callers: number, kinds: readonly CallerKind[]): number[] {
   const all = kinds.reduce((sum, { share }) => sum + share, 0);
   return Array.from({ length: callers }, (_, caller) => {

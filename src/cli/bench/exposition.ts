@@ -67,10 +67,8 @@ function linesOf(text: string, model: string | undefined): Line[] {
   return lines;
 }
 
-/** Sums by name and one label. */
 class Sums {
   readonly #sums = new Map<string, number>();
-  /** Label values seen per name. */
   readonly #values = new Map<string, Set<string>>();
 
   constructor(scrape: Scrape, model: string | undefined) {

@@ -1,12 +1,10 @@
 /**
- * Latency histogram with a bounded relative error and fixed memory.
- *
- * Milliseconds, stored as whole microseconds in log-linear buckets: 1 µs wide below 256 µs, above that 128 per power of
- * two. A percentile returns the middle of its bucket, so the error is at most 1/256 (0.4 %) plus 0.5 µs rounding.
- * `min`, `max` and `meanMs` are exact. Clamped to 0 … 71 minutes.
- *
- * Percentile p is the smallest value with at least p % of the samples at or below it (nearest rank), so p100 is the
- * maximum. Every figure of an empty histogram is NaN: no samples is not "0 ms", and a goal compared with NaN is missed.
+ * Latency histogram with a bounded relative error and fixed memory. Milliseconds, stored as whole microseconds in
+ * log-linear buckets: 1 µs wide below 256 µs, above that 128 per power of two. A percentile returns the middle of its
+ * bucket, so the error is at most 1/256 (0.4 %) plus 0.5 µs rounding. `min`, `max` and `meanMs` are exact. Clamped to 0
+ * … 71 minutes. Percentile p is the smallest value with at least p % of the samples at or below it (nearest rank), so
+ * p100 is the maximum. Every figure of an empty histogram is NaN: no samples is not "0 ms", and a goal compared with
+ * NaN is missed.
  */
 
 const subBits = 7;
@@ -63,7 +61,6 @@ export class Histogram {
     return this.#count === 0 ? NaN : this.#maxMs;
   }
 
-  /** `p` from 0 to 100. */
   percentileMs(p: number): number {
     if (this.#count === 0) return NaN;
     const rank = Math.max(1, Math.ceil((p / 100) * this.#count));

@@ -1,10 +1,9 @@
 /**
- * Builds whole requests as ASCII text from parts prepared before the clock starts.
- *
- * Text inputs get the request's marker appended ("hello 4f0k2k1000000000"), so neither the cache nor a request in
- * flight answers for them, and an echoing model shows whose reply it is. Other inputs (a number, an array) and
- * everything with `repeat` are sent unchanged. `bytes` pads a text with x to that body length. Non-ASCII characters are
- * written as \u escapes, so length in characters is length in bytes.
+ * Builds whole requests as ASCII text from parts prepared before the clock starts. Text inputs get the request's marker
+ * appended ("hello 4f0k2k1000000000"), so neither the cache nor a request in flight answers for them, and an echoing
+ * model shows whose reply it is. Other inputs (a number, an array) and everything with `repeat` are sent unchanged.
+ * `bytes` pads a text with x to that body length. Non-ASCII characters are written as \u escapes, so length in
+ * characters is length in bytes.
  */
 import { Markers, markerLength } from "./connection.ts";
 
@@ -21,12 +20,10 @@ export interface RequestOptions {
   /** Body length; 0: unpadded. */
   readonly bytes: number;
   readonly repeat: boolean;
-  /** By kind of caller. */
   readonly headers: readonly Readonly<Record<string, string>>[];
 }
 
 interface Part {
-  /** Includes the end of the head. */
   readonly front: string;
   readonly back: string;
   readonly isMarked: boolean;
@@ -35,7 +32,6 @@ interface Part {
 export class Requests {
   /** Marker of the last request; "" where it has none. */
   marker = "";
-  /** Whether every input is sent once. */
   readonly isUnique: boolean;
   readonly #heads: readonly string[];
   readonly #parts: readonly Part[];

@@ -86,7 +86,6 @@ export interface Result {
   /** Mean tasks per batch, from the replies. */
   readonly fill: number | null;
   readonly server: ServerSide | null;
-  /** Why `server` is null. */
   readonly serverMissing: string | null;
   readonly tiers: readonly Tier[];
   readonly client: {
@@ -234,14 +233,11 @@ export function parseResult(text: string): Result | undefined {
 }
 
 /**
- * 95 % confidence intervals.
- *
- * Latencies near in time are correlated, so rules for independent samples promise too much. Block bootstrap: the run is
- * cut into up to twenty blocks of a second or more; as many are drawn with repetition, merged, and the figure computed,
- * `DRAWS` times. The interval is the middle 95 %.
- *
- * With fewer than `MIN_BLOCKS` non-empty blocks, order statistics of independent samples are used: ranks n p ± 1.96 √(n
- * p (1-p)). That is too narrow; `method` says which was used.
+ * 95 % confidence intervals. Latencies near in time are correlated, so rules for independent samples promise too much.
+ * Block bootstrap: the run is cut into up to twenty blocks of a second or more; as many are drawn with repetition,
+ * merged, and the figure computed, `DRAWS` times. The interval is the middle 95 %. With fewer than `MIN_BLOCKS`
+ * non-empty blocks, order statistics of independent samples are used: ranks n p ± 1.96 √(n p (1-p)). That is too
+ * narrow; `method` says which was used.
  */
 
 export interface Interval {

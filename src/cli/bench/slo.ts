@@ -32,7 +32,6 @@ export interface Judged {
 export interface SloResult {
   readonly slo: string;
   readonly met: boolean;
-  /** "p99", "errors", … */
   readonly name: string;
   /** In the goal's unit; null: not measured. */
   readonly measured: number | null;
@@ -59,7 +58,6 @@ export function parseDuration(text: string): number | undefined {
   return number === undefined ? undefined : Number(number) * UNIT_MS[unit!]!;
 }
 
-/** The goal, or an error message. */
 export function parseSlo(text: string): Slo | string {
   const cut = text.indexOf("=");
   const [name, value] = cut < 0 ? [text, ""] : [text.slice(0, cut).trim(), text.slice(cut + 1).trim()];

@@ -25,7 +25,6 @@ interface Fleet {
 export class Demo {
   readonly #fleets: Fleet[] = [];
 
-  /** Replaces the model's workers. */
   add(model: string, backend: SimulatedBackend, slots: readonly Slot[]): void {
     this.forget(model);
     this.#fleets.push({ model, backend, slots });
@@ -55,7 +54,6 @@ export class Demo {
   }
 }
 
-/** By tasks in flight, then by tasks done. */
 function busier(one: Slot, other: Slot): boolean {
   const now = (one.batch?.size ?? 0) - (other.batch?.size ?? 0);
   return now === 0 ? one.tasks > other.tasks : now > 0;

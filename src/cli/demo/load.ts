@@ -1,8 +1,7 @@
 /**
- * Load for the demo: requests from this process to its own public address, over real connections.
- *
- * Open loop: Poisson arrivals at `perSecond` for each model. Inputs are new except for a share that repeats a popular
- * one (a cache hit) or a very recent one (joined in flight). An arrival beyond `MAX_IN_FLIGHT` is counted but not sent.
+ * Load for the demo: requests from this process to its own public address, over real connections. Open loop: Poisson
+ * arrivals at `perSecond` for each model. Inputs are new except for a share that repeats a popular one (a cache hit) or
+ * a very recent one (joined in flight). An arrival beyond `MAX_IN_FLIGHT` is counted but not sent.
  */
 import { randomUUID } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
@@ -81,7 +80,6 @@ class DemoRequests implements RequestSource {
   readonly #lines: string;
   readonly #heads: readonly string[];
   readonly #random: Random;
-  /** Makes this load's inputs unique. */
   readonly #name = randomUUID();
   #made = 0;
 

@@ -64,7 +64,6 @@ export function frontier(quantile: number, fleet: BoundedFleet, perMs: number, m
   return latencyAt(quantile, fleet, perMs, Math.max(meanBatch, smallestMeanBatch(fleet, perMs)));
 }
 
-/** The mean wait implied by the batch sizes. */
 export function meanWait(perMs: number, sizes: readonly number[]): number {
   let [tasks, squares] = [0, 0];
   for (const size of sizes) {

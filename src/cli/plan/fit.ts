@@ -1,16 +1,12 @@
 /**
- * Fits batch timings: the line S(n) = base + n · perTask, and the knee.
- *
- * Theil-Sen: the slope is the median of all pairwise slopes, the intercept the median residual, so a few disturbed
- * sizes do not move it. Neither is negative.
- *
- * The knee is the smallest size with nine tenths of the best throughput n / S(n); larger batches take longer for no
- * gain. The line is fitted to the sizes up to the knee, where it is used.
+ * Fits batch timings: the line S(n) = base + n · perTask, and the knee. Theil-Sen: the slope is the median of all
+ * pairwise slopes, the intercept the median residual, so a few disturbed sizes do not move it. Neither is negative. The
+ * knee is the smallest size with nine tenths of the best throughput n / S(n); larger batches take longer for no gain.
+ * The line is fitted to the sizes up to the knee, where it is used.
  */
 import { WORTH } from "../../core/knee.ts";
 import { median } from "../../core/median.ts";
 
-/** A size, and the median time of its batches. */
 export interface Timing {
   readonly size: number;
   readonly ms: number;
@@ -63,7 +59,6 @@ export interface ServiceTime {
 
 const PATTERN = /^(?:(\d+(?:\.\d+)?)(ms|s)?)(?:\+(\d+(?:\.\d+)?)(?:ms)?\*?n)?$|^(\d+(?:\.\d+)?)(?:ms)?\*?n$/;
 
-/** Undefined when invalid. */
 export function parseService(text: string): ServiceTime | undefined {
   const match = PATTERN.exec(text.replaceAll(" ", "").replaceAll("·", "*"));
   if (match === null) return undefined;

@@ -1,9 +1,7 @@
 /**
- * Times batches of 1, 2, 4 … N on a real worker, one at a time.
- *
- * Warm-up calls are not counted (connections, kernel compilation). Then all sizes in turn for several rounds, so that a
- * slow minute affects all alike; the result is each size's median. Every task has the same input. A worker that fails a
- * batch ends the measurement with its message.
+ * Times batches of 1, 2, 4 … N on a real worker, one at a time. Warm-up calls are not counted (connections, kernel
+ * compilation). Then all sizes in turn for several rounds, so that a slow minute affects all alike; the result is each
+ * size's median. Every task has the same input. A worker that fails a batch ends the measurement with its message.
  */
 import type { Reply, Worker } from "../../workers/backend/backend.ts";
 import type { Clock } from "../../app/clock.ts";
@@ -14,10 +12,8 @@ import type { Timing } from "./fit.ts";
 export interface MeasureOptions {
   readonly maxBatchSize: number;
   readonly rounds: number;
-  /** Per batch. */
   readonly timeoutMs: number;
   readonly input: Json;
-  /** Called before each batch. */
   tell(size: number, sent: number, all: number): void;
 }
 

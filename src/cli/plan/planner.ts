@@ -17,7 +17,6 @@ import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
 import { burstArrivals, poissonArrivals } from "./workload.ts";
 
 export interface Goal {
-  /** As written: `p99`. */
   readonly name: string;
   /** 0 to 1. */
   readonly share: number;
@@ -52,7 +51,6 @@ export interface Plan {
   readonly boundMs: number;
 }
 
-/** The message says why and what would be needed. */
 export class Impossible extends Error {}
 
 export const TARGET_LOAD = 0.7;
@@ -74,7 +72,6 @@ export class Planner {
   readonly #tell: (workers: number, runs: number) => void;
   readonly #runs = new Map<string, Promise<Figures>>();
 
-  /** `tell` is called before each run. */
   constructor(ask: PlanRequest, tell: (workers: number, runs: number) => void = () => {}) {
     this.ask = ask;
     this.#tell = tell;
@@ -143,7 +140,6 @@ export class Planner {
     };
   }
 
-  /** For `given` workers, or for as many as are needed. */
   async plan(given?: number): Promise<Plan> {
     this.#refuseImpossible();
     const chosen = given ?? (await this.#recommend());

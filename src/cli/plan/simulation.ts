@@ -1,7 +1,4 @@
-/**
- * Ferry without HTTP, on virtual time: the real admission, engine, dispatcher and reaper with simulated workers. Used
- * by `ferry plan` and the simulation tests.
- */
+/** Ferry without HTTP on virtual time, with simulated workers; for `ferry plan` and the simulation tests. */
 import { type SimulatedOptions, SimulatedBackend } from "../../workers/backend/simulated.ts";
 import type { Worker } from "../../workers/backend/backend.ts";
 import type { Clock } from "../../app/clock.ts";
@@ -28,7 +25,6 @@ export interface SimulationOptions {
   readonly timeouts: { readonly queueMs: number; readonly totalMs: number };
   readonly backend: Omit<SimulatedOptions, "seed">;
   readonly engine?: Partial<EngineLimits>;
-  /** Wraps each worker, for example with a check. */
   readonly wrap?: (worker: Worker) => Worker;
   /** The dispatcher's clock, for example with late alarms; omitted: the virtual one. */
   readonly dispatcherClock?: (clock: Clock) => Clock;

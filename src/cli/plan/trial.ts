@@ -1,9 +1,8 @@
 /**
- * One run of a fleet on virtual time, and its figures.
- *
- * Admission, queues, dispatcher and policy are the serving code (`simulation.ts`); workers take base + n·perTask ms,
- * with optional jitter. The first `warmMs` is not counted, so that estimates settle. TrialLatency is arrival to outcome
- * plus `overheadMs` (HTTP and network, not simulated). Shares are of the arrivals counted.
+ * One run of a fleet on virtual time, and its figures. Admission, queues, dispatcher and policy are the serving code
+ * (`simulation.ts`); workers take base + n·perTask ms, with optional jitter. The first `warmMs` is not counted, so that
+ * estimates settle. TrialLatency is arrival to outcome plus `overheadMs` (HTTP and network, not simulated). Shares are
+ * of the arrivals counted.
  */
 import { Histogram } from "../bench/histogram.ts";
 import { Random } from "../../core/random.ts";

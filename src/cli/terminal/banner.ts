@@ -1,11 +1,9 @@
 /**
- * Messages of `ferry serve`: ready, draining, farewell. Pure.
- *
- * On a terminal `ready` is a banner of at most nine lines; elsewhere each is one JSON line. Capacity is shown only
- * where it is known: w simulated workers serve w × maxBatchSize / (baseMs + maxBatchSize × perItemMs). For real workers
- * it is learned from traffic. A gateway shows no workers, a batcher no client URL. Several processes share one banner:
- * the first one's dashboard, and all ports. Workers with addresses are shared by the processes; others are started by
- * each process.
+ * Messages of `ferry serve`: ready, draining, farewell. Pure. On a terminal `ready` is a banner of at most nine lines;
+ * elsewhere each is one JSON line. Capacity is shown only where it is known: w simulated workers serve w × maxBatchSize
+ * / (baseMs + maxBatchSize × perItemMs). For real workers it is learned from traffic. A gateway shows no workers, a
+ * batcher no client URL. Several processes share one banner: the first one's dashboard, and all ports. Workers with
+ * addresses are shared by the processes; others are started by each process.
  */
 import type {
   Address,
@@ -37,7 +35,6 @@ export interface ReadyFacts {
   readonly durability?: Durability | undefined;
   /** Since process start. */
   readonly startMs: number;
-  /** Keyboard shortcuts are active: mention them. */
   readonly keys?: boolean;
 }
 
@@ -49,9 +46,7 @@ export interface ServeTotals {
   /** Worker calls; more than batches after retries. */
   readonly calls: number;
   readonly lost: number;
-  /** Requests waiting for their reply. */
   readonly queued: number;
-  /** Batches on workers. */
   readonly running: number;
 }
 
@@ -85,7 +80,6 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
   return lines.map((line) => `${line}\n`).join("");
 }
 
-/** The last startup line, for programs. */
 export function readyLine(facts: ReadyFacts, now: number): string {
   const { config, role, version, apiUrl, grpcUrl, adminUrl, adminUrls, startMs } = facts;
   return jsonLine("info", now, "ready", {
@@ -292,7 +286,6 @@ export function workersText(backend: ModelConfig["backend"]): string {
   return fixed === 0 ? found : `${plural(fixed, "worker")} and ${found}`;
 }
 
-/** As far as the config says. */
 function workersOf(backend: ModelConfig["backend"]): number {
   return typeof backend.workers === "number" ? backend.workers : fixedWorkers(backend.workers).length;
 }

@@ -1,18 +1,15 @@
 /**
- * Single key presses from a terminal: raw mode while listening, the previous mode restored on every exit path.
- *
- * In raw mode the terminal sends no signals. Ctrl-C is passed on as a key; Ctrl-Z and Ctrl-\ do what the terminal would
- * have done. Escape sequences are dropped.
- *
- * A background process must not touch the terminal: changing its mode or reading from it would stop the process. So
- * nothing is done there, and after Ctrl-Z only once the shell has resumed it in the foreground.
+ * Single key presses from a terminal: raw mode while listening, the previous mode restored on every exit path. In raw
+ * mode the terminal sends no signals. Ctrl-C is passed on as a key; Ctrl-Z and Ctrl-\ do what the terminal would have
+ * done. Escape sequences are dropped. A background process must not touch the terminal: changing its mode or reading
+ * from it would stop the process. So nothing is done there, and after Ctrl-Z only once the shell has resumed it in the
+ * foreground.
  */
 import { spawnSync } from "node:child_process";
 import { readFileSync } from "node:fs";
 
 type ReturnSignal = "SIGCONT" | "SIGHUP" | "SIGQUIT";
 
-/** The parts of `process` used here. */
 export interface TerminalProcess {
   readonly stdin: {
     setRawMode(raw: boolean): unknown;

@@ -33,10 +33,7 @@ export function paint(color: boolean): Paint {
   return Object.fromEntries(STYLES.map((style) => [style, painter(style)])) as Paint;
 }
 
-/**
- * Makes untrusted text safe for one terminal line: control characters, escape sequences, line ends and bidirectional
- * overrides become `·`.
- */
+/** Untrusted text made safe for a terminal line: control, escape, line-end and bidi characters become `·`. */
 export function printable(text: string): string {
   return text.replace(/[\u0000-\u001f\u007f-\u009f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069\ufeff]/g, "·");
 }

@@ -1,7 +1,6 @@
 /**
- * Tasks that will not be tried again, kept with their input for a person to look at and replay.
- *
- * Bounded by number and by age; when the list is full the oldest letter goes, and says so.
+ * Tasks that will not be retried, kept with their input for operators to inspect and replay. Bounded by number and age;
+ * when full, the oldest is dropped and an event says so.
  */
 import { Refusal } from "../../core/errors.ts";
 import type { Task } from "../../core/task.ts";
@@ -9,17 +8,17 @@ import type { Events } from "../../observe/events.ts";
 import type { DeadLetter, EngineLimits } from "../engine.ts";
 
 interface Owner {
-  /** Queues it again; false when its model is no longer there. Throws a `Refusal` while the queue is full. */
+  /** Requeues it; false if its model is gone. Throws a `Refusal` while the queue is full. */
   replay(task: Task): boolean;
   /** Resolves when the replay is as safe as `put` makes a task. */
   replaySafe(id: string): Promise<void>;
-  /** The letter is gone: dropped, purged or too old. */
+  /** Dropped, purged or too old. */
   forgotten(id: string): void;
 }
 
 const RETRY_AFTER_MS = 1000;
 
-/** A letter stays where it is while there is no room for it in the queue. */
+/** A dead letter stays while the queue has no room for it. */
 export function noRoomToReplay(bound: string): Refusal {
   return new Refusal("SERVICE_OVERLOADED", `${bound}; the dead letter is still there`, {
     retryAfterMs: RETRY_AFTER_MS,
@@ -30,8 +29,7 @@ export class DeadLetters {
   readonly #limits: () => EngineLimits;
   readonly #events: Events;
   readonly #owner: Owner;
-  /** Oldest first. */
-  readonly #letters = new Map<string, DeadLetter>();
+  readonly #letters = new Map<string, DeadLetter>(); // oldest first
 
   constructor(limits: () => EngineLimits, events: Events, owner: Owner) {
     this.#limits = limits;
@@ -77,7 +75,7 @@ export class DeadLetters {
     return true;
   }
 
-  /** Drops what is too old and returns when the next one will be. */
+  /** Drops what is too old; returns when the next one will be. */
   sweep(now: number): number {
     const { ttlMs } = this.#limits().deadLetters;
     for (const [id, letter] of this.#letters) {

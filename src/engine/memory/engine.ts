@@ -1,11 +1,10 @@
 /**
- * The embedded engine: everything in this process, and on disk too when it is given a journal.
+ * The embedded engine: in memory, and on disk with a journal. Each verb changes memory in one synchronous step, which
+ * makes it atomic, and then waits for the journal. `records.ts` keeps records by id, `places.ts` those that are not
+ * final.
  *
- * Each verb changes memory in one synchronous step, which is what makes it atomic; only then does it wait for
- * the journal. `records.ts` keeps every record by id, `places.ts` where those stand that are not final.
- *
- * Bounds: `maxQueued` and `maxQueuedBytes` for what waits, `results.maxBytes` for what is finished and for
- * the cache together, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
+ * Bounds: `maxQueued` and `maxQueuedBytes` for waiting tasks, `results.maxBytes` for finished ones and the cache
+ * together, `deadLetters.max`, and `MAX_SPENDERS` rate windows.
  */
 import type { Clock } from "../../app/clock.ts";
 import { ALONE_FROM_LOST, DEAD_FROM_ATTEMPT } from "../../core/retry.ts";
@@ -37,28 +36,28 @@ function unknownIfStored(): Refusal {
   );
 }
 
-/** What is known of a task that another process has accepted, and perhaps tried. */
+/** State of a task that another process accepted, and perhaps tried. */
 export interface AdoptedState {
   readonly attempt: number;
   readonly lost: number;
   readonly overdue: boolean;
   readonly replayed: boolean;
   readonly maxBatchSize: number;
-  /** With what callers who joined it have brought. */
+  /** Includes later deadlines of joined callers. */
   readonly deadlineAt: number;
   readonly tier: number;
-  /** Its time in the queue counts from then. */
+  /** Start of its time in the queue. */
   readonly queueFrom: number;
-  /** It is not tried again before; 0: at once. */
+  /** Not retried before; 0: at once. */
   readonly retryAt: number;
 }
 
 export interface MemoryEngineOptions {
-  /** The engine's side of the journal; without it tasks do not outlive the process. */
+  /** Without it tasks do not outlive the process. */
   readonly keeper?: RecordKeeper | undefined;
-  /** False: what has ended is told to the listeners and forgotten; a shared engine keeps it elsewhere. */
+  /** False: ended tasks are reported and forgotten; a shared engine keeps outcomes elsewhere. */
   readonly keepsOutcomes?: boolean;
-  /** Of hash tables whose keys clients choose: an integer that they cannot guess. */
+  /** Unpredictable integer, for hash tables whose keys clients choose. */
   readonly seed?: number;
 }
 
@@ -74,12 +73,11 @@ export class MemoryEngine implements Engine {
   readonly #listeners = new Set<EngineListener>();
   readonly together: Engine["together"] = (puts) => this.#places.together(puts);
   readonly deadLetters: DeadLetters;
-  /** Tasks that run inside this process; kept only with a journal. */
-  readonly #inside = new Set<TaskRecord>();
-  /** With which the process died before, those with more deaths later; `#suspect` is the one that may run. */
+  readonly #inside = new Set<TaskRecord>(); // tasks that run inside this process; kept only with a journal
+  /** Tasks that ran when the process died, fewest deaths first; `#suspect` is the one that may run. */
   readonly #suspects: TaskRecord[] = [];
   #suspect: TaskRecord | undefined;
-  /** Until the deaths that the last start left behind are on disk no task runs that could cause the next. */
+  /** Until the deaths of the last start are on disk, no task runs that could cause the next. */
   #deathsStored: Promise<void> | undefined;
   #leases = 0;
   #nextReap = Infinity;
@@ -124,9 +122,9 @@ export class MemoryEngine implements Engine {
   }
 
   /**
-   * The journal could not be written while this task came in. One that was never claimed is taken back, and never runs.
-   * One that runs, or that others joined, is not refused any more, and "accepted" would promise what the disk does not
-   * hold: its caller is answered with its outcome. `lasting`: it may be on the disk all the same.
+   * The journal write failed while this task came in. If never claimed it is withdrawn and never runs. If it runs or
+   * was joined it cannot be refused any more, and "accepted" would promise what the disk does not hold: its caller is
+   * answered with its outcome. `lasting`: it may be on disk all the same.
    */
   async #unsaved(reply: PutReply & { readonly id: string }, lasting: boolean): Promise<PutReply> {
     if (reply.kind === "done") return reply;
@@ -182,7 +180,7 @@ export class MemoryEngine implements Engine {
     }
     const leader = this.#records.inFlight(sharing);
     if (leader !== undefined) {
-      // In the place of a caller that has left, if one has.
+      // Takes the place of a caller that has left, if one has.
       if (!leader.delivered) leader.joins++;
       this.#places.accommodate(leader, task, now);
       if (sharing.idempotency !== undefined) {
@@ -213,7 +211,7 @@ export class MemoryEngine implements Engine {
     return record;
   }
 
-  /** Somebody came for work that `record` does, or has done. */
+  /** Another caller for work that `record` does, or has done. */
   #join(record: TaskRecord): PutReply {
     const { id, model } = record.task;
     if (record.final) return { kind: "done", id, record, cached: false };
@@ -222,7 +220,7 @@ export class MemoryEngine implements Engine {
     return { kind: "joined", id };
   }
 
-  /** Takes in a task that was accepted elsewhere; undefined when it is here already. */
+  /** Takes in a task that was accepted elsewhere; undefined if it is here already. */
   adopt(task: Task, state: AdoptedState): TaskRecord | undefined {
     if (this.#records.find(task.id) !== undefined) return undefined;
     const record = this.#open(task, {}, task.createdAt, state.replayed);
@@ -235,7 +233,7 @@ export class MemoryEngine implements Engine {
     if (state.queueFrom !== task.createdAt)
       record.expiresAt = this.#places.expiry(task.model, state.queueFrom, state.deadlineAt);
     if (state.retryAt > this.#clock.now()) this.#places.sitOut(record, state.retryAt);
-    // What was tried before stands ahead of what was not.
+    // Tried tasks go ahead of new ones.
     else this.#places.enqueue(record, state.attempt === 0 ? task.createdAt : undefined);
     return record;
   }
@@ -245,7 +243,7 @@ export class MemoryEngine implements Engine {
     return this.#records.find(id);
   }
 
-  /** A caller joined a task of this engine in another process. */
+  /** A caller in another process joined a task of this engine. */
   accommodate(id: string, deadlineAt: number, tier: number): void {
     const record = this.#records.find(id);
     if (record === undefined || record.final) return;
@@ -254,12 +252,12 @@ export class MemoryEngine implements Engine {
     if (record.list !== undefined) this.#places.snooze(record);
   }
 
-  /** The process that ran it is gone: held against it as `core/retry.ts` says. */
+  /** The process that ran it died: counts against it as `core/retry.ts` says. */
   chargeLoss(record: TaskRecord): void {
     this.#lost(record, this.#clock.now());
   }
 
-  /** Gives up a task that has not ended: it is another process's from now on. */
+  /** Gives up a task that has not ended: another process owns it now. */
   withdraw(record: TaskRecord): void {
     this.#places.leave(record);
     this.#places.retire(record);
@@ -288,7 +286,7 @@ export class MemoryEngine implements Engine {
     return { token, batch, tasks };
   }
 
-  /** Looks again when all were expired: an empty lease says that nothing was there. */
+  /** Retries when all were expired: an empty lease must mean that nothing was there. */
   #takeLive({ model, parameters, max }: ClaimRequest, now: number): TaskRecord[] {
     for (;;) {
       const taken = this.#places.take(model, parameters, max, now);
@@ -423,7 +421,7 @@ export class MemoryEngine implements Engine {
     return this.#nextReap;
   }
 
-  /** A record's time has come: something is due, or somebody gave it more time. */
+  /** A record's alarm fired: something is due, or its time was extended. */
   #look(record: TaskRecord, now: number): void {
     if (record.state === "running") {
       if (now >= record.deadlineAt) {
@@ -444,14 +442,13 @@ export class MemoryEngine implements Engine {
     }
   }
 
-  /** No verdict came before the lease ran out. */
   #lost(record: TaskRecord, now: number): void {
     record.lost++;
     this.#places.leave(record);
     this.#takeBack(record, { id: record.task.id, kind: "retry", at: now, message: "its lease ran out" }, now);
   }
 
-  /** Out of its place already: back to its queue, or a dead letter when it was lost too often. */
+  /** Already out of its place: back to its queue, or a dead letter when lost too often. */
   #takeBack(record: TaskRecord, retry: Verdict & { kind: "retry" }, now: number): void {
     if (record.attempt < DEAD_FROM_ATTEMPT) {
       return this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
@@ -459,7 +456,7 @@ export class MemoryEngine implements Engine {
     this.#kill(record, `its lease ran out ${record.lost} times: whoever ran it died or was cut off`, now);
   }
 
-  /** Out of its place already: it was tried as often as may be. Operators are told `detail`. */
+  /** Already out of its place: no attempts left. `detail` is for operators. */
   #kill(record: TaskRecord, detail: string, now: number): void {
     const { id, model, trace } = record.task;
     const code = "INFERENCE_FAILED";
@@ -506,15 +503,15 @@ export class MemoryEngine implements Engine {
     await this.#keeper?.journal.close();
   }
 
-  /** From wherever it stands to its outcome. */
+  /** From any place to its outcome. */
   #end(record: TaskRecord, outcome: Outcome, now: number): void {
     this.#places.leave(record);
     this.#finish(record, outcome, now);
   }
 
   #finish(record: TaskRecord, outcome: Outcome, now: number): void {
-    this.#inside.delete(record); // the next claim notes it; until then the outcome says that it is over
-    // However it failed (too late, rejected, cancelled), a replayed letter goes back to the list with its input.
+    this.#inside.delete(record); // stored with the next claim; until then the outcome shows that it ended
+    // However it failed (too late, rejected, cancelled), a replayed letter returns to the list with its input.
     if (record.replayed && record.dead === undefined && !outcome.ok) {
       const { code, message } = outcome;
       const { id, model, trace } = record.task;
@@ -540,14 +537,13 @@ export class MemoryEngine implements Engine {
     for (const listener of this.#listeners) listener.due?.(at);
   }
 
-  /** A dead letter starts anew under its own id. */
   #replay(dead: Task): boolean {
     const model = this.#limits().models.get(dead.model);
     if (model === undefined) return false;
     const old = this.#records.get(dead.id);
     if (old?.final === false) return false;
     const bounds = [this.#places.full(dead), this.#records.full(dead.tenant)];
-    // An operator asks for it, not the tenant: the tenant's own shares do not refuse it.
+    // An operator asks, not the tenant: the tenant's shares do not apply.
     const full = bounds.find((bound) => bound !== undefined && bound.own !== true);
     if (full !== undefined) throw noRoomToReplay(full.message);
     if (old !== undefined) this.#records.forget(old);
@@ -571,7 +567,7 @@ export class MemoryEngine implements Engine {
     });
   }
 
-  /** A record found on disk: finished ones can be polled again, the others start anew. */
+  /** From disk: finished ones can be polled again, the others start anew. */
   #restore(saved: SavedRecord, now: number): void {
     const totalMs = (model: string): number | undefined => this.#limits().models.get(model)?.totalMs;
     const { task, sharing, state, letter, orphan } = restored(saved, now, totalMs);
@@ -633,7 +629,6 @@ export class MemoryEngine implements Engine {
     this.#release(this.#suspect, now);
   }
 
-  /** Its time begins now. */
   #release(record: TaskRecord, now: number): void {
     const totalMs = this.#limits().models.get(record.task.model)?.totalMs ?? 0;
     this.#places.leave(record);

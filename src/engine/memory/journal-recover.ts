@@ -1,25 +1,25 @@
 /**
- * The journal's files: making them, judging them, and saving what can be saved.
+ * Creates, verifies and recovers the journal's files.
  *
- * `readJournal` runs at every start, on a read-only connection. A start after kill -9 is always clean: unconfirmed work at
- * the end of the log is dropped, and that is not damage. What it notices, and refuses with a sentence that says what to do:
- *  - a broken structure of ferry.db (PRAGMA quick_check), an altered record (its CRCs), and, because the tally holds the
- *    count and the sum of all CRCs, a missing record, a stale one and one that came back;
- *  - damage inside ferry.db-wal. SQLite reads the log up to the first bad frame and silently drops the rest, or all of it
- *    when the header is bad. So the frames are checked here too: frames of the same log behind the bad one, with more than
- *    one commit among them, were confirmed. A crash cannot look like that: only one transaction at a time is unconfirmed,
- *    and the writer starts a new log at open;
- *  - a log that is gone, and an old ferry.db put back: ferry.db-mark knows of more commits.
- * What it lets pass: a log whose end is cut, or whose last transaction is bad. All before it is there; `torn` says how many
- * confirmed commits the mark misses.
- * What cannot be noticed: ferry.db, log and mark all replaced by an older set; damage that keeps a CRC32 and the sum (1 in
- * 2^32); after a power cut, when the mark may lag, that the last transaction of the log was confirmed.
+ * `readJournal` runs at every start, on a read-only connection. A start after kill -9 is always clean: unconfirmed work
+ * at the end of the log is dropped. It rejects, with a sentence that says what to do:
+ *  - a broken structure of ferry.db (PRAGMA quick_check), an altered record (its CRCs) and, because the tally holds
+ *    count and sum of all CRCs, a missing, stale or resurrected record;
+ *  - damage inside ferry.db-wal. SQLite reads up to the first bad frame and silently drops the rest, or all if the
+ *    header is bad. So frames are checked here too: frames of the same log behind the bad one, with more than one
+ *    commit among them, were confirmed. A crash cannot cause that: only one transaction at a time is unconfirmed, and
+ *    the writer starts a new log at open;
+ *  - a missing log, and an old ferry.db put back: ferry.db-mark knows of more commits.
+ * It accepts a log whose end is cut or whose last transaction is bad: all before it is there; `torn` says how many
+ * confirmed commits are missing by the mark. Undetectable: ferry.db, log and mark all replaced by an older set; damage
+ * that keeps a CRC32 and the sum (1 in 2^32); after a power cut, when the mark may lag, that the last transaction of
+ * the log was confirmed.
  *
- * `recoverJournal` copies what can be read into a new file: records from the front up to the damage, from the back down to
- * it, and one by one between, if their CRCs hold. A bad first page is replaced, in a copy, by a new one (it is the same in
- * every journal). Of a damaged log it takes what lies before the damage: a state may be older than the last confirmed one,
- * so tasks may run again. A crash loses nothing: once ferry.db-new is complete and is called ferry.db-recovered, the next
- * start finishes the move of ferry.db and its log to ferry.db.damaged-N, and of ferry.db-recovered to ferry.db.
+ * `recoverJournal` copies what is readable into a new file: records from the front up to the damage, from the back down
+ * to it, and one by one between, if their CRCs hold. A bad first page is replaced, in a copy, by a new one (it is equal
+ * in every journal). Of a damaged log it takes what is before the damage, so a state may be stale and tasks may run
+ * again. A crash loses nothing: once ferry.db-new is complete and renamed to ferry.db-recovered, the next start
+ * finishes the move of ferry.db and its log to ferry.db.damaged-N, and of ferry.db-recovered to ferry.db.
  */
 import { randomUUID } from "node:crypto";
 import * as fs from "node:fs";
@@ -30,10 +30,8 @@ import { pathToFileURL } from "node:url";
 import { DamagedJournal, explain, journalFile, lockDataDir, markText, syncPath } from "./journal.ts";
 import { tallyCrc, textCrc, type JournalCounts } from "./journal.ts";
 
-/** PRAGMA user_version. A change of the tables raises it. */
-const FORMAT = 1;
-/** PRAGMA application_id: "Fery". */
-const APPLICATION_ID = 0x46657279;
+const FORMAT = 1; // PRAGMA user_version; raise it when the tables change
+const APPLICATION_ID = 0x46657279; // PRAGMA application_id: "Fery"
 /** Measured: 2 KB records, 1.5 times as fast as with 4 KB; 16 KB doubles what a lone commit writes. */
 const PAGE_SIZE = 8192;
 const TABLES = `
@@ -41,8 +39,7 @@ const TABLES = `
     task_crc INTEGER NOT NULL, state_crc INTEGER NOT NULL) STRICT;
   CREATE TABLE tally (one INTEGER PRIMARY KEY, file TEXT NOT NULL, commits INTEGER NOT NULL,
     records INTEGER NOT NULL, sum INTEGER NOT NULL, top INTEGER NOT NULL, crc INTEGER NOT NULL) STRICT;`;
-/** How far to look for more records behind damage when nobody knows where they end. */
-const PROBES = 1000;
+const PROBES = 1000; // how far to look for records behind damage when their end is unknown
 const ROWS = "SELECT seq, id, task, state, task_crc, state_crc FROM record";
 
 export interface JournalRow {
@@ -60,7 +57,7 @@ function writeTally(db: DatabaseSync, tally: JournalCounts): void {
   write.run(file, commits, records, sum, top, tallyCrc(tally));
 }
 
-/** Makes `path` an empty journal, under a passing name; the caller closes and renames it. */
+/** Makes an empty journal under a temporary name; the caller closes and renames it. */
 export function createFile(path: string): DatabaseSync {
   for (const ending of ["", "-wal", "-shm", "-journal"]) fs.rmSync(path + ending, { force: true });
   fs.closeSync(fs.openSync(path, "wx", 0o600)); // SQLite would make it readable for all
@@ -79,7 +76,7 @@ export function renameSafely(from: string, to: string): void {
 
 export const sizeOf = (path: string): number => fs.statSync(path, { throwIfNoEntry: false })?.size ?? 0;
 
-/** Reads every record, in order, and the tally; throws DamagedJournal when anything confirmed is amiss. */
+/** Reads every record, in order, and the tally; throws DamagedJournal if anything confirmed is wrong. */
 export function readJournal(
   dataDir: string,
   visit: (row: JournalRow) => void,
@@ -132,7 +129,7 @@ function refuseNewer(db: DatabaseSync, file: string): void {
   try {
     version = Number(db.prepare("PRAGMA user_version").get()?.["user_version"]);
   } catch {
-    return; // `examine` finds out more
+    return; // `examine` gives the details
   }
   if (version > FORMAT) {
     throw new Error(
@@ -209,13 +206,13 @@ function readTally(db: DatabaseSync): JournalCounts | undefined {
   }
 }
 
-/** Whether the file is whole and newer without its log: that was folded in, and its damage turns it back. */
+/** Whether the file is intact and newer without its log: the log was folded in, and its damage would revert that. */
 function isBetterAlone(file: string, logged: JournalCounts | undefined): boolean {
   const { tally, found } = withView(file, (db) => examine(db, () => {}), true);
   return found.length === 0 && tally !== undefined && tally.commits > (logged?.commits ?? -1);
 }
 
-/** The last confirmed commit that the mark knows of; 0 when it is missing, bad or of another file. */
+/** Last confirmed commit by the mark; 0 if it is missing, bad or of another file. */
 function readMark(file: string, identity: string): number {
   const path = `${file}-mark`;
   const text = fs.existsSync(path) ? fs.readFileSync(path, "utf8") : "";
@@ -223,7 +220,7 @@ function readMark(file: string, identity: string): number {
   return text === markText(identity, commits) ? commits : 0;
 }
 
-/** Frames of this log behind the first bad one, and commits among those and the bad one itself. */
+/** Frames of this log behind the first bad one, and commits among those and the bad one. */
 type Log = "none" | "no header" | { readonly behind: number; readonly commits: number };
 
 /** Reads the log as SQLite does (https://sqlite.org/fileformat2.html#walformat), and then further. */
@@ -263,9 +260,9 @@ export interface Recovery {
   readonly file: string;
   /** In ferry.db now. */
   readonly records: number;
-  /** Expected but not readable; undefined when nobody knows how many there were. */
+  /** Expected but unreadable; undefined if the expected number is unknown. */
   readonly lost: number | undefined;
-  /** Where the damaged file is now; undefined when nothing was wrong and nothing was done. */
+  /** New path of the damaged file; undefined if nothing was wrong and nothing was done. */
   readonly keptAs: string | undefined;
 }
 
@@ -293,20 +290,19 @@ export function recoverJournal(dataDir: string): Recovery {
   }
 }
 
-/** Once ferry.db-recovered is there, it is the journal, and what stands in its place is the damaged one. */
+/** Once ferry.db-recovered exists it is the journal, and the file in its place is the damaged one. */
 export function finishRecovery(file: string): string | undefined {
   if (!fs.existsSync(`${file}-recovered`)) return undefined;
   let n = 1;
   while (fs.existsSync(`${file}.damaged-${n}`)) n++;
   const kept = `${file}.damaged-${n}`;
-  // The log first: it has its name from the file, and must never meet the new one.
+  // The log first: it is named after the file and must never meet the new one.
   if (fs.existsSync(`${file}-wal`)) fs.renameSync(`${file}-wal`, `${kept}-wal`);
   if (fs.existsSync(file)) fs.renameSync(file, kept);
   renameSafely(`${file}-recovered`, file);
   return kept;
 }
 
-/** Writes ferry.db-new from the best view of the damaged file. */
 function copyReadable(file: string, damage: DamagedJournal): Pick<Recovery, "records" | "lost"> {
   const copy = (from: DatabaseSync): number => copyRows(from, `${file}-new`);
   let records = withView(file, copy, damage.isBetterAlone);
@@ -323,7 +319,7 @@ function copyReadable(file: string, damage: DamagedJournal): Pick<Recovery, "rec
   return { records, lost: expected === undefined ? undefined : Math.max(0, expected - records) };
 }
 
-/** A copy of the file and its log with a new first page: header and tables, which never change. */
+/** A copy of file and log with a new first page: header and tables, which never change. */
 function mendFirstPage(file: string): string {
   const mended = `${file}-mended`;
   const fresh = `${mended}-page`;
@@ -360,16 +356,16 @@ function copyRows(from: DatabaseSync, path: string): number {
   return counted.records;
 }
 
-/** Visits each record whose CRCs hold, around any damage, in no order; returns how many they are. */
+/** Visits each record whose CRCs hold, around damage, unordered; returns their number. */
 function salvage(db: DatabaseSync, visit: (row: JournalRow) => void): number {
   const top = readTally(db)?.top;
   let [readable, next, end] = [0, 1, Infinity];
-  /** Walks until `meet` says stop; true when there was no more, false when there was damage. */
+  /** True if the end was reached; false if `meet` stopped it or at damage. */
   const walk = (order: "ASC" | "DESC", meet: (seq: number) => boolean): boolean => {
     try {
       for (const raw of db.prepare(`${ROWS} WHERE seq >= ? ORDER BY seq ${order}`).iterate(next)) {
         const seq = raw["seq"] as number;
-        if (seq > (top ?? Infinity)) continue; // never given: this number is part of the damage
+        if (seq > (top ?? Infinity)) continue; // never assigned: the number is damaged
         if (!meet(seq)) return false;
         const row = goodRow(raw);
         if (row === undefined) continue;
@@ -381,7 +377,7 @@ function salvage(db: DatabaseSync, visit: (row: JournalRow) => void): number {
       return false;
     }
   };
-  // A damaged tree can lead in circles: only rows that lie further on count.
+  // A damaged tree can contain cycles: only rows further on count.
   const up = (seq: number): boolean => {
     if (seq < next) return false;
     next = Math.min(seq + 1, end);

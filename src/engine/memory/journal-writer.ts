@@ -1,19 +1,17 @@
 /**
- * The journal's thread: the only one that writes ferry.db.
- *
- * At start it takes the lock, judges the file, hands over the records, and starts a new log. Then each group that arrives
- * becomes one transaction:
+ * The journal's thread: the only writer of ferry.db. At start it takes the lock, verifies the file, hands over the
+ * records and starts a new log. Then each group becomes one transaction:
  *
  *   BEGIN, the changes, the tally, COMMIT (fsync) ──► ferry.db-mark ──► "committed" ──► fold, when due
  *
- * The mark is written after the fsync and before the commit is confirmed, so it never claims too much. The log is folded
- * into the file after the answer, in place: writing over an old log commits 1.4 times as fast as growing a new one.
+ * The mark is written after the fsync and before the confirmation, so it never claims too much. The log is folded in
+ * after the answer, in place: overwriting an old log commits 1.4 times as fast as growing a new one.
  *
- * There is no index on id: the thread keeps the row of every record in memory (about 130 bytes each). Measured: 2.2 times
- * the changes per second, and no index that could be damaged.
+ * No index on id: the thread keeps the row of every record in memory (about 130 bytes each). Measured: 2.2 times the
+ * changes per second, and no index that could be damaged.
  *
- * After a failed write it writes nothing more until the file was opened and read anew (`reopen`); after one that leaves
- * open what is on the disk (`isPassing` is false) never again. It keeps the lock until it is told to close.
+ * After a failed write nothing is written until the file was reopened and verified (`reopen`); if it is unknown what is
+ * on disk (`isPassing` is false), never again. The lock is kept until it is told to close.
  */
 import * as fs from "node:fs";
 import { DatabaseSync, type StatementSync } from "node:sqlite";
@@ -23,14 +21,10 @@ import { explain, isPassing, journalFile, lockDataDir, markText, tallyCrc, textC
 import type { Changes, Reopen, JournalCounts, WriterNote, WriterStart } from "./journal.ts";
 import { createFile, finishRecovery, readJournal, renameSafely, sizeOf } from "./journal-recover.ts";
 
-/** Text written between two folds of the log into the file. */
-const FOLD_BYTES = 2 * 1024 * 1024;
-/** What a commit writes beside its texts, roughly: the tally's page and one half-filled page. */
-const COMMIT_BYTES = 16 * 1024;
-/** Records handed over at once. */
-const CHUNK = 500;
-/** What a probe writes beside twice the changes that wait: room for a fold of the log. */
-const PROBE_BYTES = 2 * FOLD_BYTES;
+const FOLD_BYTES = 2 * 1024 * 1024; // text written between two folds of the log into the file
+const COMMIT_BYTES = 16 * 1024; // rough cost of a commit besides its texts: the tally's page and one half-filled page
+const CHUNK = 500; // records handed over at once
+const PROBE_BYTES = 2 * FOLD_BYTES; // probe size, plus twice the waiting changes: room for a fold of the log
 
 interface RowPlace {
   readonly seq: number;
@@ -38,7 +32,7 @@ interface RowPlace {
   stateCrc: number;
 }
 
-/** Finishes an interrupted recovery and makes the first file, so that a whole ferry.db is there. */
+/** Finishes an interrupted recovery or creates the first file, so that a complete ferry.db exists. */
 function prepareFile(file: string): void {
   finishRecovery(file);
   if (fs.existsSync(file)) return;
@@ -58,8 +52,7 @@ class Writer {
   readonly #places = new Map<string, RowPlace>();
   readonly #file: string;
   readonly #path: string;
-  /** Of ferry.db: writing to a file that was deleted or replaced succeeds, and keeps nothing. */
-  readonly #inode: number;
+  readonly #inode: number; // of ferry.db: writing to a deleted or replaced file succeeds, and keeps nothing
   readonly #save: StatementSync;
   readonly #update: StatementSync;
   readonly #forget: StatementSync;
@@ -69,7 +62,7 @@ class Writer {
   #top: number;
   #unfolded = 0;
 
-  /** `after`: the one that failed; the file must end with its last confirmed commit. */
+  /** `after`: the writer that failed; the file must end with its last confirmed commit. */
   constructor({ dataDir, maxPages }: WriterStart, handOver: (texts: string[]) => void, after?: Writer) {
     const path = (this.#path = journalFile(dataDir));
     if (after === undefined) prepareFile(path);
@@ -168,14 +161,14 @@ class Writer {
     this.#unfolded += task.length + state.length;
   }
 
-  /** Folds the log into the file when enough has gathered; the next commit then writes over the log. */
+  /** Folds the log into the file when due; the next commit then overwrites the log. */
   foldWhenDue(): void {
     if (this.#unfolded < FOLD_BYTES) return;
     this.#unfolded = 0;
     this.#db.exec("PRAGMA wal_checkpoint(PASSIVE)");
   }
 
-  /** It may lag: a disk that is full for the mark alone takes no commit back. */
+  /** May lag: a disk too full for the mark does not undo a commit. */
   #writeMark(): void {
     try {
       fs.writeSync(this.#mark, markText(this.#file, this.#commits), 0);
@@ -195,7 +188,7 @@ class Writer {
   }
 }
 
-/** Writes and fsyncs a separate file of so many bytes; throws where that fails. */
+/** Writes and fsyncs a separate file of this size; throws if that fails. */
 function probe(dataDir: string, bytes: number): void {
   const path = `${journalFile(dataDir)}-probe`;
   try {

@@ -1,34 +1,34 @@
 /**
- * The journal: the durable copy of the memory engine's records. One worker thread (`journal-writer.ts`) writes it to SQLite,
- * so that the main thread never waits for a disk:
+ * The journal: the durable copy of the memory engine's records. A worker thread (`journal-writer.ts`) writes it to
+ * SQLite, so that the main thread never waits for a disk:
  *
  *   save / update / forget ──► group ──► one postMessage ──► one transaction ──► flushed() resolves
  *
- * A group is what was said in one turn of the event loop, or while the commit before it was running: a slow disk makes
- * larger groups, not more of them. Inside a group only the net change of each id is kept. A group is sealed at GROUP_BYTES,
- * so that after a stall of the disk no single copy to the thread holds up the main thread. `flushed()` resolves after COMMIT
- * returned, with `synchronous=FULL`: the log has been fsynced. One change costs the main thread 0.6 to 1.2 µs at 2 KB
- * (`node bench/journal.ts`, idle to busy). Nothing here refuses: the engine does, when `pendingBytes` grows too large.
+ * A group holds the net change per id of one event loop turn, or of the time the previous commit took: a slow disk
+ * makes larger groups, not more. It is sealed at GROUP_BYTES, so that after a disk stall no single copy to the thread
+ * blocks the main thread. `flushed()` resolves after COMMIT with `synchronous=FULL`: the log was fsynced. One change
+ * costs the main thread 0.6 to 1.2 µs at 2 KB (`node bench/journal.ts`, idle to busy). Refusing work is up to the
+ * engine, when `pendingBytes` grows too large.
  *
- * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is called.
- *  - A write that was refused (no space, quota, read-only, a failing write): its transaction is not on disk. The changes
- *    are kept, and every RETRY_MS the thread writes and fsyncs a probe file. When that succeeds it opens ferry.db anew,
- *    checks all of it, and goes on only if the file ends with the last confirmed commit; then the kept changes are written,
- *    and `onTrouble(undefined)` says that the trouble is over. A record that is forgotten meanwhile never reaches the disk.
- *  - `lasting`: a failed fsync, damage, files that were deleted, a thread that died. What is on the disk is not known, and
- *    fsync is not tried again: it could report success for pages that the kernel has dropped. Later changes are ignored.
- *    Unconfirmed changes may or may not be there after a restart; confirmed ones are.
+ * When a write fails the journal is in `trouble`: every waiting and later `flushed()` rejects, and `onTrouble` is
+ * called.
+ *  - Refused write (no space, quota, read-only, write error): its transaction is not on disk. The changes are kept, and
+ *    every RETRY_MS the thread writes and fsyncs a probe file. Once that succeeds it reopens ferry.db, verifies all of
+ *    it, and continues only if the file ends with the last confirmed commit; the kept changes are written, then
+ *    `onTrouble(undefined)`. A record forgotten meanwhile never reaches the disk.
+ *  - `lasting`: failed fsync, damage, deleted files, dead thread. The disk's state is unknown, and fsync is not
+ *    retried: it could report success for pages that the kernel dropped. Later changes are ignored. Unconfirmed changes
+ *    may or may not be there after a restart; confirmed ones are.
  *
  * Files in `dataDir` (directory 0700, files 0600):
  *   ferry.db         SQLite, WAL. `record`: one row per record with CRC32 of id+task and of id+state. `tally`: one row,
- *                    rewritten by every commit: how many commits and records, and the sum of all CRCs. It never shrinks.
+ *                    rewritten by every commit: number of commits and records, sum of all CRCs. It never shrinks.
  *   ferry.db-wal     SQLite's log, folded into ferry.db about every 2 MB and at `close`.
- *   ferry.db-mark    the number of the last confirmed commit, written (not fsynced) after its fsync. It can
- *                    lag behind the disk, never run ahead of it; so a `tally` below it proves a loss.
- *   ferry.running    the ids of the tasks that run inside the process, rewritten in place before each batch of a module
- *                    backend; never fsynced.
- *   ferry.lock       empty; held with SQLite's own file lock, which the kernel drops when the process dies, so that one
- *   ferry.pid        process at a time uses the directory. ferry.pid only names it.
+ *   ferry.db-mark    number of the last confirmed commit, written (not fsynced) after its fsync. It can lag behind the
+ *                    disk, never run ahead; so a `tally` below it proves a loss.
+ *   ferry.running    ids of the tasks that run inside the process, rewritten before each module backend batch, no fsync.
+ *   ferry.lock       empty; one process at a time holds SQLite's lock on it, which the kernel drops when it dies.
+ *   ferry.pid        names that process.
  *   ferry.db-new, ferry.db-recovered, ferry.db-mended, ferry.db.damaged-N: see `journal-recover.ts`.
  */
 import * as fs from "node:fs";
@@ -38,7 +38,7 @@ import { Worker } from "node:worker_threads";
 import { crc32 } from "node:zlib";
 import { type Alarm, type Clock, SystemClock } from "../../app/clock.ts";
 
-/** Two texts owned by the engine: what never changes, and what does. */
+/** Two texts owned by the engine: the immutable and the mutable part. */
 export interface SavedRecord {
   readonly id: string;
   readonly task: string;
@@ -46,33 +46,29 @@ export interface SavedRecord {
 }
 
 export interface Journal {
-  /** Both texts of a new record. Saving an id again replaces the record and moves it to the end. */
+  /** Saving an id again replaces the record and moves it to the end. */
   save(id: string, task: string, state: string): void;
-  /** A new `state` for a saved record; ignored when the record is not there. */
+  /** Ignored if the record is not there. */
   update(id: string, state: string): void;
   forget(id: string): void;
-  /**
-   * Which records run in this process now, as a whole. Known to the next start after a crash of the process when this
-   * returns (a write without fsync, of some microseconds, on the calling thread); after a power cut perhaps.
-   */
+  /** All records that run here; once this returns (some µs, no fsync) they survive a crash, perhaps a power cut. */
   running(ids: readonly string[]): void;
-  /** Resolves when everything said before this call is on disk (fsynced); rejects when it cannot be. */
+  /** Resolves when every earlier change is on disk (fsynced); rejects when it cannot be. */
   flushed(): Promise<void>;
-  /** Said but not yet confirmed, in characters, with a little for each change. */
+  /** Unconfirmed characters, plus a little per change. */
   readonly pendingBytes: number;
-  /** Why nothing can be written now; undefined while all is well. */
+  /** Why nothing can be written now. */
   readonly trouble: JournalTrouble | undefined;
   /**
-   * Flushes, folds the log into the file, ends the thread; idempotent. Always resolves: whether all is
-   * on disk is what `trouble` says. A change after it is a programmer's error and throws.
+   * Flushes, folds the log, ends the thread; idempotent. Always resolves: `trouble` says whether all is on disk. A
+   * later change is a programming error and throws.
    */
   close(): Promise<void>;
 }
 
-/** Why the journal cannot be written. The message names files: for operators, never for clients. */
+/** The message names files: for operators, never for clients. */
 export class JournalTrouble extends Error {
-  /** It does not pass: the process must be started again. */
-  readonly lasting: boolean;
+  readonly lasting: boolean; // not temporary: the process must be restarted
 
   constructor(message: string, lasting: boolean) {
     super(message);
@@ -82,23 +78,23 @@ export class JournalTrouble extends Error {
 
 export interface OpenedJournal {
   readonly journal: Journal;
-  /** What is on disk, in the order of their `save`. */
+  /** In the order of their `save`. */
   readonly records: SavedRecord[];
   /**
-   * Confirmed commits that are gone because the end of the log was cut off or damaged; 0 unless the
-   * disk broke its word. Not 0: say so loudly, those tasks are lost.
+   * Confirmed commits lost at the end of the log; 0 unless the disk lied about an fsync. Report it: those tasks are
+   * lost.
    */
   readonly torn: number;
-  /** What `running` said last. */
+  /** The last set passed to `running`. */
   readonly running: readonly string[];
 }
 
 export interface JournalOptions {
-  /** Pages that ferry.db may have; more is "disk full". Tests use it; left out: no bound. */
+  /** Page limit of ferry.db, beyond which it is "disk full"; for tests. Default: none. */
   readonly maxPages?: number;
 }
 
-/** What the thread is given, and what it says. A group goes to it as a bare array. */
+/** Messages to and from the thread. A group is sent as a bare array. */
 export interface WriterStart extends JournalOptions {
   readonly dataDir: string;
 }
@@ -106,11 +102,11 @@ export type WriterNote =
   | { readonly kind: "records"; readonly texts: readonly string[] }
   | { readonly kind: "opened"; readonly torn: number }
   | { readonly kind: "committed" }
-  /** The last group is not on disk, nor is any that came since; nothing is written until a `Reopen` succeeds. */
+  /** The last group is not on disk, nor any since; nothing is written until a `Reopen` succeeds. */
   | { readonly kind: "stalled"; readonly why: string }
   | { readonly kind: "reopened" }
   | { readonly kind: "failed"; readonly why: string };
-/** Asks a stalled thread to look whether this many bytes can be written, and if so to open the file anew. */
+/** Asks a stalled thread to test whether this many bytes can be written, and then to reopen the file. */
 export interface Reopen {
   readonly bytes: number;
 }
@@ -118,12 +114,10 @@ export interface Reopen {
 export type Changes = readonly (string | null)[];
 
 const GROUP_BYTES = 1024 * 1024;
-/** How often a stalled journal looks whether the disk takes writes again. */
-const RETRY_MS = 1000;
-/** What a change costs beside its texts, roughly. */
-const CHANGE_BYTES = 64;
+const RETRY_MS = 1000; // how often a stalled journal probes the disk
+const CHANGE_BYTES = 64; // rough cost of a change besides its texts
 
-/** The net change of each id, in the order in which they were first said. */
+/** The net change of each id, in order of first mention. */
 class Group {
   readonly changes: (string | null)[] = [];
   bytes = 0;
@@ -140,7 +134,7 @@ class Group {
     const at = this.#places.get(id);
     if (at === undefined) return this.#push(id, null, state);
     const before = this.changes[at + 2];
-    if (typeof before !== "string") return; // forgotten a moment ago
+    if (typeof before !== "string") return; // already forgotten
     this.changes[at + 2] = state;
     this.bytes += state.length - before.length;
   }
@@ -148,7 +142,7 @@ class Group {
   forget(id: string): void {
     const at = this.#places.get(id);
     if (at === undefined) return this.#push(id, null, null);
-    // A save of this group goes away, but the id may be on disk from an earlier one: still forget it.
+    // Drop this group's save, but still forget: the id may be on disk from an earlier group.
     this.bytes -= (this.changes[at + 1]?.length ?? 0) + (this.changes[at + 2]?.length ?? 0);
     this.changes.fill(null, at + 1, at + 3);
   }
@@ -163,7 +157,7 @@ class Group {
     return this.#places.has(id);
   }
 
-  /** One promise for all who wait for this group; made only when somebody asks. */
+  /** Shared by all waiters; created on demand. */
   get settled(): PromiseWithResolvers<void> {
     return (this.#settled ??= Promise.withResolvers<void>());
   }
@@ -195,7 +189,7 @@ class ThreadJournal implements Journal {
     this.#onTrouble = onTrouble;
     this.#clock = clock;
     this.#noteRunning = runningNote(start.dataDir);
-    // The same ending as this file's: .ts in a checkout, .js in dist/.
+    // The same extension as this file's: .ts in a checkout, .js in dist/.
     const program = new URL(`./journal-writer${extname(import.meta.filename)}`, import.meta.url);
     this.#thread = new Worker(program, { workerData: start, name: "journal" });
     const exited = Promise.withResolvers<void>();
@@ -218,7 +212,7 @@ class ThreadJournal implements Journal {
 
   forget(id: string): void {
     if (!this.#accepts()) return;
-    // What was refused while the disk was full must not be written when there is room.
+    // What was refused while the disk was full must not be written once there is room.
     if (this.#trouble !== undefined) {
       for (const group of this.#unwritten()) if (group.has(id)) group.forget(id);
       this.#sealedBytes = this.#sealed.reduce((sum, { bytes }) => sum + bytes, 0);
@@ -249,14 +243,14 @@ class ThreadJournal implements Journal {
   }
 
   async #end(): Promise<void> {
-    await this.flushed().catch(() => {}); // `trouble` tells
+    await this.flushed().catch(() => {}); // see `trouble`
     this.#retry?.cancel();
     this.#noteRunning([]); // a regular stop is no crash
     this.#thread.postMessage("close");
     await this.#exited;
   }
 
-  /** Makes room in the open group and sees to it that it will be sent. */
+  /** Makes room in the open group and schedules its sending. */
   #accepts(): boolean {
     if (this.#closed !== undefined) throw new Error("the journal is closed");
     if (this.#trouble?.lasting === true) return false;
@@ -347,10 +341,7 @@ class ThreadJournal implements Journal {
   }
 }
 
-/**
- * Opens the journal in `dataDir`, which is made when it is missing. Rejects, with one sentence that
- * names the file and says what to do, when the directory cannot be used, is in use, or is damaged.
- */
+/** Creates `dataDir` if missing. Rejects with one sentence that names the file and says what to do. */
 export async function openJournal(
   dataDir: string,
   onTrouble: (why: JournalTrouble | undefined) => void,
@@ -375,25 +366,23 @@ export async function openJournal(
 // ── What is on disk; shared with the writer and with recovery ────────────────────────────────────────
 
 export interface JournalCounts {
-  /** Random, one per ferry.db: a mark speaks only of the file that it was made for. */
+  /** Random per ferry.db: a mark is valid only for the file that it was made for. */
   readonly file: string;
   readonly commits: number;
   readonly records: number;
-  /** Of `task_crc` and `state_crc` over all records, modulo 2^32. */
+  /** Sum of `task_crc` and `state_crc` over all records, modulo 2^32. */
   readonly sum: number;
-  /** The highest `seq` ever given. */
   readonly top: number;
 }
 
 export const journalFile = (dataDir: string): string => join(dataDir, "ferry.db");
 
-/** CRC32 of id and text, one after the other. */
 export const textCrc = (id: string, text: string): number => crc32(text, crc32(id));
 
 export const tallyCrc = (tally: JournalCounts): number =>
   crc32(`${tally.file} ${tally.commits} ${tally.records} ${tally.sum} ${tally.top}`);
 
-/** The whole of ferry.db-mark; always of one length, so that writing it over itself is one write. */
+/** Contents of ferry.db-mark; of constant length, so that overwriting it is one write. */
 export function markText(file: string, commits: number): string {
   const text = `${file} ${String(commits).padStart(16, "0")}`;
   return `${text} ${crc32(text).toString(16).padStart(8, "0")}\n`;
@@ -401,7 +390,7 @@ export function markText(file: string, commits: number): string {
 
 const runningFile = (dataDir: string): string => join(dataDir, "ferry.running");
 
-/** One line, with its CRC first; what an earlier, longer one left behind it is ignored. */
+/** One line, CRC first; the rest of an earlier, longer one is ignored. */
 function runningNote(dataDir: string): (ids: readonly string[]) => void {
   let fd: number | undefined;
   return (ids) => {
@@ -411,7 +400,7 @@ function runningNote(dataDir: string): (ids: readonly string[]) => void {
       fd ??= fs.openSync(runningFile(dataDir), fs.constants.O_RDWR | fs.constants.O_CREAT, 0o600);
       fs.writeSync(fd, `${crc32(text).toString(16).padStart(8, "0")} ${text}\n`, 0);
     } catch {
-      // A disk that takes no writes is the journal's trouble, and it finds out by itself.
+      // A disk that takes no writes is detected by the journal itself.
     }
   };
 }
@@ -425,24 +414,20 @@ function readRunning(dataDir: string): readonly string[] {
 
 /** The one failure that `ferry recover` is for. */
 export class DamagedJournal extends Error {
-  /** How many records there should be; undefined when nobody knows. */
-  expected: number | undefined;
-  /** The file is whole and newer without its log. */
-  isBetterAlone = false;
+  expected: number | undefined; // expected number of records; undefined if unknown
+  isBetterAlone = false; // the file is intact and newer without its log
 }
 
-/** SQLite's primary result codes that mean something to us. */
-const BUSY = 5;
-const FULL = 13;
+const BUSY = 5; // SQLite primary result code
+const FULL = 13; // likewise
 const CANNOT = new Set<unknown>([3, 8, 14, "EACCES", "EPERM", "EROFS"]); // permission, read-only, cannot open
 
-/** SQLite's extended result codes: a write() failed; ftruncate() failed. */
-const WRITE_FAILED = 778;
-const TRUNCATE_FAILED = 1546;
-/** Of probe files, and of SQLite's first look at a file. */
+const WRITE_FAILED = 778; // SQLite extended result code: write() failed
+const TRUNCATE_FAILED = 1546; // ftruncate() failed
+/** From probe files, and from SQLite's first access to a file. */
 const REFUSED = new Set<unknown>("ENOSPC EDQUOT EROFS EFBIG EIO EACCES EPERM EMFILE ENFILE".split(" "));
 
-/** Whether a write was refused in a way that can pass, and for certain nothing of its transaction counts. */
+/** Whether the failure is temporary and certainly nothing of its transaction counts. */
 export function isPassing(error: unknown): boolean {
   const { errcode, code } = error as { errcode?: number; code?: string };
   if (errcode === undefined) return REFUSED.has(code);
@@ -451,7 +436,7 @@ export function isPassing(error: unknown): boolean {
   );
 }
 
-/** Says what is wrong with the files in words for the person who runs Ferry. */
+/** Says what is wrong with the files, for operators. */
 export function explain(error: unknown, dataDir: string): Error {
   if (error instanceof DamagedJournal || !(error instanceof Error)) return error as Error;
   const { errcode, code } = error as { errcode?: number; code?: string };
@@ -470,8 +455,8 @@ export function explain(error: unknown, dataDir: string): Error {
 }
 
 /**
- * Makes `dataDir` if need be and holds it until the returned connection is closed or the process ends,
- * however it ends. Never open ferry.lock in another way: closing it would drop the kernel's lock.
+ * Creates `dataDir` if needed and locks it until the returned connection is closed or the process ends, however it
+ * ends. Never open ferry.lock in another way: closing it would drop the kernel's lock.
  */
 export function lockDataDir(dataDir: string): DatabaseSync {
   const made = fs.mkdirSync(dataDir, { recursive: true, mode: 0o700 });
@@ -494,7 +479,7 @@ export function lockDataDir(dataDir: string): DatabaseSync {
   return lock;
 }
 
-/** fsync of a file, or of a directory and thereby of the names in it. */
+/** fsync of a file, or of a directory and so of the names in it. */
 export function syncPath(path: string): void {
   const fd = fs.openSync(path, "r");
   try {

@@ -1,18 +1,18 @@
 /**
- * Finished records, as bytes outside of the heap until their time to live has passed.
+ * Finished records as bytes outside the heap until their time to live has passed.
  *
- * Tens of thousands of results a second are kept for minutes. As objects each would be copied by the garbage
- * collector twice and walked over for as long as it lives, which costs more than answering did. Here they are
- * bytes in slabs, in the order in which they ended, found through two indexes of numbers: by id, and by content
- * for the cache. `node bench/kept.ts`: 1.5 µs of CPU a record beside what making it costs, where objects cost 8.3.
+ * Tens of thousands of results a second are kept for minutes. As objects each would be copied by the garbage collector
+ * twice and traversed as long as it lives, which costs more than answering did. Here they are bytes in slabs, in order
+ * of settlement, found through two numeric indexes: by id, and by content for the cache. `node bench/kept.ts`: 1.5 µs
+ * of CPU per record besides making it; objects cost 8.3.
  *
- * Each tenant has its own slabs, which are emptied from its oldest record on. One leaves when both its uses are over:
- * polling (`ttlMs`) and the cache (its model's time); or early, when its tenant holds too many bytes (`records.ts`). But
- * one that was promised and not fetched yet is handed back (`rescue`), because nothing promised is dropped before its time.
+ * Each tenant has separate slabs, emptied from its oldest record on. A record leaves when polling (`ttlMs`) and the
+ * cache (its model's time) are both over, or early when its tenant holds too many bytes (`records.ts`). One that was
+ * promised and not fetched is handed back (`rescue`): nothing promised is dropped before its time.
  *
- * A record is 5 instants of 8 bytes, 16 numbers of 4 bytes, then texts in UTF-8: its own (id, tenant, model, trace, cache
- * key, in one piece), its outcome, and its batch, if no record before it in the same slab has noted that already. The
- * whole is a multiple of 8 bytes long. Its input and its parameters are not kept.
+ * A record is 5 times of 8 bytes, 16 numbers of 4 bytes, then UTF-8 texts: id, tenant, model, trace and cache key in
+ * one piece, its outcome, and its batch unless an earlier record of the slab has it. Padded to 8 bytes. Input and
+ * parameters are not kept.
  */
 import { hashOf } from "../../core/table.ts";
 import type { BatchNote, Outcome, Task } from "../../core/task.ts";
@@ -23,8 +23,7 @@ const SETTLED_AT = 0;
 const QUEUED_AT = 1;
 const CREATED_AT = 2;
 const DEADLINE_AT = 3;
-/** Until when it may answer for others with the same content; 0: it may not. */
-const CACHE_UNTIL = 4;
+const CACHE_UNTIL = 4; // until when it may answer others with the same content; 0: never
 const INSTANTS = 5;
 
 const BYTES = 0;
@@ -38,8 +37,7 @@ const NOTE_BYTES = 7;
 const ID_LENGTH = 8;
 const TENANT_LENGTH = 9;
 const MODEL_LENGTH = 10;
-/** How many callers share it beside its first one. */
-const JOINS = 11;
+const JOINS = 11; // callers besides the first
 const TRACE_LENGTH = 12;
 const KEY_LENGTH = 13;
 const OWN_BYTES = 14;
@@ -48,26 +46,22 @@ const NUMBERS = 16;
 
 const HEAD_BYTES = INSTANTS * 8 + NUMBERS * 4;
 
-/** The result is forgotten; what is left of it answers for others, or nobody. */
-const GONE = 1;
+const GONE = 1; // the result is forgotten; the rest may still serve the cache
 const DELIVERED = 2;
 const CACHED = 4;
 const FAILED = 8;
 
-/** A piece of memory that is filled from its start, with records of one tenant. */
+/** Memory filled from its start with records of one tenant. */
 export class Slab {
-  /** Where it is found by its number. */
-  readonly slot: number;
+  readonly slot: number; // index in `#slabs`
   readonly of: Holding;
-  /** The tenant's next one. */
   next: Slab | undefined;
   readonly bytes: Buffer;
   readonly instants: Float64Array;
   readonly numbers: Uint32Array;
   used = 0;
-  /** The batch that was noted here last, and where. */
-  note: BatchNote | undefined;
-  noteAt = 0;
+  note: BatchNote | undefined; // the last one written here
+  noteAt = 0; // its position
   noteBytes = 0;
 
   constructor(slot: number, of: Holding, memory: ArrayBuffer) {
@@ -79,11 +73,10 @@ export class Slab {
   }
 }
 
-/** A record on its way into a slab: its texts, and how long they are. */
+/** A record's texts and their lengths, ready to be written. */
 interface Parcel {
   readonly record: TaskRecord;
-  /** "" where it may not answer for others. */
-  readonly key: string;
+  readonly key: string; // "" if it may not answer others
   readonly idHash: number;
   readonly keyHash: number;
   readonly own: string;
@@ -112,12 +105,12 @@ function parcel(record: TaskRecord, key: string, idHash: number, keyHash: number
   };
 }
 
-/** How many bytes a parcel takes in a slab where its batch is (or is not) noted already. */
+/** Bytes of a parcel in a slab, with or without its batch note. */
 function bytesOf({ ownBytes, outcomeBytes }: Parcel, noteBytes: number): number {
   return (HEAD_BYTES + ownBytes + outcomeBytes + noteBytes + 7) & ~7;
 }
 
-/** Writes a parcel at the end of a slab that has room for it. `note`: of its batch; "" where it needs none. */
+/** Appends a parcel to a slab that has room. `note`: its batch; "" if already in the slab. */
 function write(slab: Slab, parcel: Parcel, note: string, cacheUntil: number): void {
   const { record, own, ownBytes, outcome, outcomeBytes } = parcel;
   const { task, batch } = record;
@@ -162,7 +155,7 @@ function write(slab: Slab, parcel: Parcel, note: string, cacheUntil: number): vo
   slab.used = start + bytes;
 }
 
-/** The record that was written at `start`. Nothing of it is shared with the one that was put in. */
+/** A copy: nothing is shared with the record that was put in. */
 function read(slab: Slab, start: number): TaskRecord {
   const { instants, numbers } = slab;
   const instant = start / 8;
@@ -206,7 +199,7 @@ function read(slab: Slab, start: number): TaskRecord {
   return record;
 }
 
-/** Whether the record at `start` has this id. Byte by byte: no text need be made to see that they are the same. */
+/** Compares byte by byte, so that no string is made. */
 function hasId({ bytes, numbers }: Slab, start: number, id: string): boolean {
   if (numbers[numbersAt(start) + ID_LENGTH] !== id.length) return false;
   for (let at = 0, from = start + HEAD_BYTES; at < id.length; at++) {
@@ -215,7 +208,6 @@ function hasId({ bytes, numbers }: Slab, start: number, id: string): boolean {
   return true;
 }
 
-/** Whether it answers for others under this key. */
 function hasKey(slab: Slab, start: number, key: string): boolean {
   const length = slab.numbers[numbersAt(start) + KEY_LENGTH]!;
   return length === key.length && length > 0 && ownText(slab, start).endsWith(key);
@@ -244,8 +236,8 @@ const SMALLEST = 1024;
 const NOWHERE = -1;
 
 /**
- * Where records stand, by the hash of their key: numbers only, so that the garbage collector has nothing to walk. Open
- * addressing with linear probing, as in `core/table.ts`; what the keys are is known at the places themselves.
+ * Positions by hash of the key: numbers only, so that the garbage collector has nothing to traverse. Open addressing
+ * with linear probing, as in `core/table.ts`; keys are compared at the positions themselves.
  */
 class PackedIndex {
   readonly #isAt: (place: number, key: string) => boolean;
@@ -254,12 +246,12 @@ class PackedIndex {
   #mask = SMALLEST - 1;
   size = 0;
 
-  /** `isAt`: whether what stands at a place has that key. */
+  /** `isAt`: whether the record at a place has that key. */
   constructor(isAt: (place: number, key: string) => boolean) {
     this.#isAt = isAt;
   }
 
-  /** The place of a key; -1 when it has none. */
+  /** -1 if absent. */
   find(hash: number, key: string): number {
     const mask = this.#mask;
     for (let at = hash & mask; this.#places[at] !== NOWHERE; at = (at + 1) & mask) {
@@ -268,7 +260,7 @@ class PackedIndex {
     return NOWHERE;
   }
 
-  /** A further place; whoever had the same key before must be taken out first. */
+  /** An entry with the same key must be removed first. */
   add(hash: number, place: number): void {
     this.#put(hash, place);
     this.size++;
@@ -285,7 +277,7 @@ class PackedIndex {
       hole = (hole + 1) & mask;
     }
     for (let at = (hole + 1) & mask; places[at] !== NOWHERE; at = (at + 1) & mask) {
-      // It may move up to the hole unless it would then stand before the one that its hash names.
+      // It may move to the hole unless that is before its home position.
       if (((at - hashes[at]!) & mask) < ((at - hole) & mask)) continue;
       hashes[hole] = hashes[at]!;
       places[hole] = places[at]!;
@@ -316,34 +308,29 @@ class PackedIndex {
   }
 }
 
-/** A tenant's first slab is as large as its first record, each further one twice as large as the one before, up to this. */
+/** Largest slab. A tenant's first slab is as large as its first record; each further one doubles. */
 const SLAB_BYTES = 1 << 20;
-/** Records begin at multiples of 8 bytes: a place is a slab's slot times this, plus the eighths before it. */
-const PLACES = SLAB_BYTES / 8;
+const PLACES = SLAB_BYTES / 8; // records are 8-byte aligned: place = slab slot · PLACES + offset / 8
 
 export interface PackedOwner {
-  /** Its result is no longer kept. Left out where nobody wants to know: ids are read from the bytes for it. */
+  /** Its result is no longer kept. Undefined if no listener needs it: ids are decoded for it. */
   readonly forgotten?: ((id: string) => void) | undefined;
-  /** There is no room, and nobody has fetched it yet. */
+  /** Evicted for lack of room before it was fetched. */
   rescue(record: TaskRecord): void;
 }
 
 export class Packed {
   readonly #ttlMs: () => number;
-  /** Of the hashes of ids and cache keys. */
-  readonly #seed: number;
+  readonly #seed: number; // for the hashes of ids and cache keys
   readonly #holdings: Holdings;
   readonly #owner: PackedOwner;
-  /** By slot; slots of emptied ones are used again. */
-  readonly #slabs: (Slab | undefined)[] = [];
+  readonly #slabs: (Slab | undefined)[] = []; // by slot; slots of emptied slabs are reused
   readonly #freeSlots: number[] = [];
   readonly #byId = new PackedIndex((place, id) => hasId(this.#slab(place), startOf(place), id));
   readonly #byKey = new PackedIndex((place, key) => hasKey(this.#slab(place), startOf(place), key));
-  /** An emptied slab, for the next time that one is needed. */
-  #spare: ArrayBuffer | undefined;
-  /** The last batch that was noted, as text: each tenant that shared it stores it in its own slab. */
-  #batch: BatchNote | undefined;
-  #batchText = "";
+  #spare: ArrayBuffer | undefined; // an emptied slab, for reuse
+  #batch: BatchNote | undefined; // the last one written
+  #batchText = ""; // `#batch`, encoded once: each tenant that shared it stores it in its slab
 
   constructor(holdings: Holdings, ttlMs: () => number, seed: number, owner: PackedOwner) {
     this.#holdings = holdings;
@@ -352,12 +339,12 @@ export class Packed {
     this.#owner = owner;
   }
 
-  /** Results that are kept; what is left of others for the cache does not count. */
+  /** Kept results; cache-only remains do not count. */
   get size(): number {
     return this.#byId.size;
   }
 
-  /** `elsewhere`: its result is kept by somebody else, and here only for whoever has the same content. */
+  /** `elsewhere`: its result is kept elsewhere, and here only for the cache. */
   add(record: TaskRecord, elsewhere = false): void {
     const { cacheKey = "", cacheTtlMs = 0 } = record.sharing;
     const key = record.outcome!.ok && cacheTtlMs > 0 && !record.cached ? cacheKey : "";
@@ -402,7 +389,7 @@ export class Packed {
     return place < 0 ? undefined : read(this.#slab(place), startOf(place));
   }
 
-  /** A success with that content, while it may answer for others. */
+  /** A success with that content that may still answer others. */
   cached(key: string, now: number): TaskRecord | undefined {
     const place = this.#byKey.find(hashOf(key, this.#seed), key);
     if (place < 0) return undefined;
@@ -411,7 +398,7 @@ export class Packed {
     return slab.instants[start / 8 + CACHE_UNTIL]! > now ? read(slab, start) : undefined;
   }
 
-  /** Somebody has received it. `forget`: and nobody else will ask for it. False: it is not here. */
+  /** The result was received. `forget`: and will not be asked for again. False: it is not here. */
   deliver(id: string, forget: boolean): boolean {
     const place = this.#byId.find(this.#hashOfId(id), id);
     if (place < 0) return false;
@@ -436,7 +423,7 @@ export class Packed {
     return true;
   }
 
-  /** Nobody may poll for it any more. False: it is not here. */
+  /** It may not be polled any more. False: it is not here. */
   forget(id: string): boolean {
     const idHash = this.#hashOfId(id);
     const place = this.#byId.find(idHash, id);
@@ -446,7 +433,7 @@ export class Packed {
     return true;
   }
 
-  /** Lets the tenant's oldest go whose time is over, and returns when the next one's will be. */
+  /** Drops the tenant's expired records; returns when the next one expires. */
   sweep(holding: Holding, now: number): number {
     for (;;) {
       const slab = holding.oldest;
@@ -457,7 +444,7 @@ export class Packed {
     }
   }
 
-  /** Lets the tenant's oldest go, or returns it if it is unfetched. False: it has none here. */
+  /** Drops the tenant's oldest, or rescues it if unfetched. False: it has none here. */
   dropOldest(holding: Holding): boolean {
     const slab = holding.oldest;
     if (slab === undefined) return false;
@@ -467,7 +454,7 @@ export class Packed {
     return true;
   }
 
-  /** When the tenant's oldest unfetched result was settled; Infinity: there is none. */
+  /** When the tenant's oldest unfetched result was settled; Infinity if none. */
   oldestAwaitedAt(holding: Holding): number {
     let { slab, start } = holding.awaitedFrom ?? { slab: holding.oldest, start: holding.start };
     while (slab !== undefined) {
@@ -490,7 +477,7 @@ export class Packed {
     return Math.max(polled, instants[start / 8 + CACHE_UNTIL]!);
   }
 
-  /** Out of both indexes, and its bytes are free. */
+  /** Removes it from both indexes and frees its bytes. */
   #dropOldest(slab: Slab, quietly = false): void {
     const holding = slab.of;
     const { start } = holding;
@@ -531,14 +518,14 @@ export class Packed {
     this.#holdings.charge(of, 0, -numbers[number + BYTES]!);
   }
 
-  /** The result at `start` is no longer anybody's. */
+  /** The result at `start` is no longer owned by a caller. */
   #give(slab: Slab, start: number): void {
     const number = numbersAt(start);
     this.#delivered(slab, number);
     slab.numbers[number + FLAGS]! |= GONE;
   }
 
-  /** A newer success takes its place. */
+  /** A newer success replaces it. */
   #leaveCache(key: string, keyHash: number): void {
     const place = this.#byKey.find(keyHash, key);
     if (place < 0) return;

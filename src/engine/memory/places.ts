@@ -1,11 +1,9 @@
 /**
- * Where records stand that are not final yet, each in exactly one place:
+ * Where records that are not final are, each in exactly one place, with an alarm: when `reap` must look at it.
  *
  *   in a queue            state queued, `list` set
  *   waiting for a retry   state queued, `retryAt` set
  *   under a lease         state running, `lease` and `leaseUntil` set
- *
- * and, in each of them, with an alarm: the instant at which `reap` must look at it.
  */
 import { Heap } from "../../core/heap.ts";
 import type { BatchNote, Json, Task } from "../../core/task.ts";
@@ -19,8 +17,7 @@ const NOTHING: readonly never[] = [];
 interface Arrivals {
   readonly model: string;
   readonly parameters: string;
-  /** Of the queue, with them. */
-  readonly depth: number;
+  readonly depth: number; // queue depth, these included
   readonly count: number;
 }
 
@@ -29,16 +26,13 @@ export class Places {
   readonly #listeners: ReadonlySet<EngineListener>;
   readonly #fallsDue: (at: number) => void;
   readonly #seed: number;
-  /** A journal writes the parameters down with each task; in memory tasks share their text. */
-  readonly #journaled: boolean;
+  readonly #journaled: boolean; // a journal stores parameters with each task; in memory tasks share their text
   readonly #queues = new Map<string, ModelQueues>();
   readonly #alarms = new Heap<TaskRecord>();
-  /** Queued, or waiting for a retry. */
-  waiting = 0;
+  waiting = 0; // queued, or waiting for a retry
   waitingBytes = 0;
   running = 0;
-  /** Arrivals that belong together, by queue; undefined while each is told at once. */
-  #untold: Map<Group, Arrivals> | undefined;
+  #untold: Map<Group, Arrivals> | undefined; // arrivals of one `together`, by queue; undefined outside of it
 
   constructor(
     limits: () => EngineLimits,
@@ -54,7 +48,7 @@ export class Places {
     this.#fallsDue = fallsDue;
   }
 
-  /** The queues of a model that is configured, or that has tasks left. */
+  /** The queues of a model that is configured or has tasks left. */
   #of(model: string): ModelQueues | undefined {
     let queues = this.#queues.get(model);
     if (queues !== undefined) return queues;
@@ -65,7 +59,7 @@ export class Places {
     return queues;
   }
 
-  /** Drops the queues of models that are gone, once nothing can come back to one. */
+  /** Drops the queues of removed models once nothing can return to them. */
   dropGone(): void {
     if (this.running > 0 || this.waiting > 0) return;
     const { models } = this.#limits();
@@ -76,7 +70,6 @@ export class Places {
     return this.#of(model)?.groups(perTier) ?? NOTHING;
   }
 
-  /** By tier. */
   depths(model: string): readonly number[] {
     return this.#of(model)?.depths ?? NOTHING;
   }
@@ -91,12 +84,12 @@ export class Places {
     return { queued: this.waiting, running: this.running, depth };
   }
 
-  /** When a task that enters its queue at `from` gives up its place. */
+  /** When a task that enters its queue at `from` expires there. */
   expiry(model: string, from: number, deadlineAt: number): number {
     return Math.min(deadlineAt, from + (this.#limits().models.get(model)?.queueMs ?? 0));
   }
 
-  /** Which bound leaves no room for this task. */
+  /** The bound that leaves no room for this task. */
   full(task: Task): Full | undefined {
     const { maxQueued, maxQueuedBytes } = this.#limits();
     const never = task.input.length + task.parameters.length > maxQueuedBytes;
@@ -114,7 +107,7 @@ export class Places {
     return { kind: "full", message, own: true };
   }
 
-  /** `since`: when it came, for one that goes to the back; one that was here before keeps its age and its place. */
+  /** `since`: arrival of a task that goes to the back; one that returns keeps its age and place. */
   enqueue(record: TaskRecord, since?: number): void {
     const place = since === undefined ? "arrival" : "back";
     record.state = "queued";
@@ -128,7 +121,7 @@ export class Places {
     else for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
   }
 
-  /** What enters its queue meanwhile is told when `puts` is over. */
+  /** Arrivals during `puts` are reported when it is over. */
   together<Puts>(puts: () => Puts): Puts {
     if (this.#untold !== undefined) return puts();
     const untold = (this.#untold = new Map<Group, Arrivals>());
@@ -148,7 +141,7 @@ export class Places {
     this.#untold!.set(group!, { model, parameters, depth, count });
   }
 
-  /** Out of sight until `at`, when `reap` puts it back into its queue. */
+  /** Hidden until `at`, when `reap` requeues it. */
   sitOut(record: TaskRecord, at: number): void {
     record.state = "queued";
     record.retryAt = at;
@@ -156,7 +149,7 @@ export class Places {
     this.#setAlarm(record, Math.min(at, record.deadlineAt));
   }
 
-  /** Takes records of one batch out of their queue; each goes to its next place at once. */
+  /** Removes one batch's records from their queue; the caller puts each into its next place at once. */
   take(model: string, parameters: Json, max: number, now: number): readonly TaskRecord[] {
     const taken = this.#of(model)?.take(parameters, max, now) ?? NOTHING;
     for (const record of taken) this.#unwait(record);
@@ -175,11 +168,11 @@ export class Places {
   extend(record: TaskRecord, until: number): void {
     record.leaseUntil = until;
     const at = Math.min(until, record.deadlineAt);
-    // It rings before that: then it is looked at in vain and snoozed, which is rarer than a lease by far.
+    // An earlier alarm fires in vain and is snoozed, which is much rarer than a lease.
     if (record.dueAt > at || record.place < 0) this.#setAlarm(record, at);
   }
 
-  /** Takes a record out of wherever it is; the caller puts it into its next place at once. */
+  /** Removes a record from any place; the caller puts it into its next one at once. */
   leave(record: TaskRecord): void {
     if (record.state === "running") this.running--;
     else {
@@ -189,7 +182,7 @@ export class Places {
     record.lease = "";
   }
 
-  /** Whoever joins brings the longer patience and the better tier. */
+  /** A joining caller brings the later deadline and the better tier. */
   accommodate(record: TaskRecord, newcomer: Task, now: number): void {
     record.deadlineAt = Math.max(record.deadlineAt, newcomer.deadlineAt);
     const expiresAt = this.expiry(newcomer.model, now, record.deadlineAt);
@@ -197,7 +190,7 @@ export class Places {
     if (newcomer.tier < record.tier) this.#promote(record, newcomer.tier);
   }
 
-  /** A better tier joined: it moves there, if it is in a queue. */
+  /** A better tier joined: moves it there if it is in a queue. */
   #promote(record: TaskRecord, tier: number): void {
     const queued = record.list !== undefined;
     if (queued) this.leave(record);
@@ -205,22 +198,20 @@ export class Places {
     if (queued) this.enqueue(record);
   }
 
-  /** It is final. */
   retire(record: TaskRecord): void {
     this.#alarms.remove(record);
   }
 
-  /** The record whose alarm rings first, if one has rung by `now`. */
+  /** The record whose alarm is first, if it fired by `now`. */
   rung(now: number): TaskRecord | undefined {
     return this.#alarms.firstAt <= now ? this.#alarms.first : undefined;
   }
 
-  /** When the next alarm rings. */
   get nextAlarmAt(): number {
     return this.#alarms.firstAt;
   }
 
-  /** Nothing is due yet: somebody gave it more time. */
+  /** Nothing is due yet: its time was extended. */
   snooze(record: TaskRecord): void {
     const { state, list, retryAt, deadlineAt, expiresAt, leaseUntil } = record;
     const running = Math.min(leaseUntil, deadlineAt);

@@ -1,12 +1,11 @@
 /**
- * The queues of one model: by parameters first, because only tasks with equal parameters share a batch, then by tier, and
- * there tenants take turns (`TierQueue`).
+ * The queues of one model: by parameters first, because only tasks with equal parameters share a batch, then by tier,
+ * where tenants take turns (`TierQueue`).
  *
- * A group exists while a task of it waits, in its queue or for a retry. Where there are several, they are kept in the order
- * in which they are to be served: those with tasks of the best tier first, and there tenants in turn, the least recently
- * served first, each with the group of its longest-waiting task. A group that holds tasks of several tenants is served on
- * the turn of whichever of them is first. So a tenant that makes a thousand groups waits for each of them, and no other
- * tenant does. An arrival or a departure costs O(log n) in the number of groups.
+ * A group exists while a task of it waits, in its queue or for a retry. Several groups are ordered for service: best
+ * tier first, then tenants in turn, least recently served first, each with the group of its longest-waiting task. A
+ * group with tasks of several tenants is served on the turn of the first of them. So a tenant with a thousand groups
+ * delays only itself. An arrival or departure costs O(log n) in the number of groups.
  */
 import { seatTiers } from "../../core/fair.ts";
 import { type Due, Heap } from "../../core/heap.ts";
@@ -16,10 +15,9 @@ import type { Json, Task } from "../../core/task.ts";
 import { MAX_GROUPS, type QueueView } from "../engine.ts";
 import { ANY_BATCH, RecordList, type TaskRecord } from "./record.ts";
 
-/** Groups that `turn` looks at one by one; where there are more, it goes by what each tenant has in all of them. */
-const FEW_GROUPS = 16;
+const FEW_GROUPS = 16; // groups that `turn` examines one by one; with more, it uses each tenant's total over all groups
 
-/** One tenant's records in a tier; the tenants that have any form a ring. */
+/** One tenant's records in a tier; tenants with any form a ring. */
 export class TenantRow {
   readonly tenant: string;
   first: TaskRecord | undefined;
@@ -34,22 +32,18 @@ export class TenantRow {
 }
 
 /**
- * One tier of one group: tenants take turns, one task each (the rule is in `core/fair.ts`).
+ * One tier of one group: tenants take turns, one task each (`core/fair.ts`).
  *
- * Every record stands in two lists at once: the tier's, in the order of arrival, whose head has waited longest, and its
- * tenant's, in the same order, whose head is served when the turn comes to it. Adding, serving and removing cost the same
- * however many wait; only a record that comes back looks for its place, from the nearer end.
- *
- * While all records are one tenant's, the tier's list is that tenant's, and nothing else is kept. The second tenant makes
- * the rows from what is there, and they stay until the tier is empty: each record is looked at once for that in its life.
+ * Every record is in two lists in arrival order: the tier's, whose head has waited longest, and its tenant's, whose
+ * head is served at the tenant's turn. Adding, serving and removing are O(1); only a record that comes back searches
+ * its place, from the nearer end. With a single tenant the tier's list is that tenant's and nothing else is kept. The
+ * second tenant builds the rows, and they stay until the tier is empty: one visit per record in its life.
  */
 export class TierQueue extends RecordList {
-  /** Whose records all are, until there is a second tenant. */
-  #sole = "";
+  #sole = ""; // the only tenant, until there is a second
   #rows: Map<string, TenantRow> | undefined;
   #turn: TenantRow | undefined;
 
-  /** The record that is served next. */
   get next(): TaskRecord | undefined {
     return this.#turn === undefined ? this.first : this.#turn.first;
   }
@@ -74,7 +68,7 @@ export class TierQueue extends RecordList {
     link(row, record, row.last);
   }
 
-  /** Where its arrival puts it in its tenant's row; and its tenant is next, for it had this turn before. */
+  /** Inserts by arrival in its tenant's row; its tenant is next, because it lost this turn. */
   override insert(record: TaskRecord): void {
     if (this.#alone(record.task.tenant)) return super.insert(record);
     super.insert(record);
@@ -101,12 +95,12 @@ export class TierQueue extends RecordList {
     if (this.size === 0) this.#rows = this.#turn = undefined;
   }
 
-  /** The record that is next is taken: then it is the next tenant's turn. */
+  /** The next record was taken: it is the next tenant's turn. */
   served(): void {
     if (this.#turn !== undefined) this.#turn = this.#turn.after;
   }
 
-  /** Whether this tenant has the tier for itself; where it no longer has, the rows are made. */
+  /** Whether this tenant has the tier for itself; if it no longer has, builds the rows. */
   #alone(tenant: string): boolean {
     if (this.#rows !== undefined) return false;
     if (this.size === 0) this.#sole = tenant;
@@ -129,7 +123,7 @@ export class TierQueue extends RecordList {
     return row;
   }
 
-  /** At the end: right before the one whose turn it is. */
+  /** At the end: right before the tenant whose turn it is. */
   #enterRing(row: TenantRow): void {
     const next = (this.#turn ??= row);
     row.before = next.before;
@@ -169,20 +163,15 @@ function unlink(row: TenantRow, record: TaskRecord): void {
 
 export class Group implements QueueView, Due {
   readonly parameters: Json;
-  /** Who put the first task into it; it counts as one of this tenant's. */
-  opener = "";
+  opener = ""; // the tenant that put its first task; the group counts as that tenant's
   readonly tiers: TierQueue[];
-  /** Written and read by `take`: seats that the lower tiers are owed. */
-  readonly credits: number[];
-  /** Tasks in its queue. */
-  depth = 0;
-  /** Those, and tasks that wait for a retry. */
-  waiting = 0;
+  readonly credits: number[]; // seats owed to the lower tiers. Written and read by `take`.
+  depth = 0; // tasks in its queue
+  waiting = 0; // `depth`, and tasks that wait for a retry
   fresh = 0;
-  /** On whose turn it is served; undefined while nothing is in its queue, or there is no other group. */
+  /** The tenant on whose turn it is served; undefined while its queue is empty or it is the only group. */
   owner: Owner | undefined;
-  /** Among the groups of its owner, by `oldestAt`. */
-  dueAt = 0;
+  dueAt = 0; // among its owner's groups, by `oldestAt`
   place = -1;
 
   constructor(parameters: Json, tiers: number) {
@@ -195,7 +184,7 @@ export class Group implements QueueView, Due {
     return this.tiers.findIndex(({ size }) => size > 0);
   }
 
-  /** The head of each tier waits longest in it: what comes back stands where its arrival puts it. */
+  /** The head of each tier has waited longest: what comes back is inserted by arrival. */
   get oldestAt(): number {
     let oldest = Infinity;
     for (const { first } of this.tiers) if (first !== undefined) oldest = Math.min(oldest, first.queuedAt);
@@ -207,10 +196,7 @@ export class Group implements QueueView, Due {
     return head === undefined || head.maxBatchSize === ANY_BATCH ? Infinity : head.maxBatchSize;
   }
 
-  /**
-   * Of the heads: deadlines are a fixed time after arrival. The first caller's own: one that joined it and waits longer must
-   * not hide the hurry of those behind it.
-   */
+  /** Of the heads' first callers: a joined caller that waits longer must not hide the urgency of tasks behind it. */
   get earliestDeadlineAt(): number {
     let earliest = Infinity;
     for (const { first } of this.tiers)
@@ -219,16 +205,14 @@ export class Group implements QueueView, Due {
   }
 }
 
-/** A tenant in one tier: what it has queued there, and the groups that are served on its turn. */
+/** A tenant in one tier: its queued tasks there, and the groups served on its turn. */
 class Owner implements Due {
   readonly tenant: string;
   readonly tier: number;
   queued = 0;
-  /** When a batch last left on its turn. */
-  servedAt = -Infinity;
+  servedAt = -Infinity; // when a batch last left on its turn
   readonly groups = new Heap<Group>();
-  /** Among the owners of its tier: it has been waiting since then for its turn. */
-  dueAt = 0;
+  dueAt = 0; // among its tier's owners: waiting for its turn since then
   place = -1;
 
   constructor(tenant: string, tier: number) {
@@ -237,7 +221,7 @@ class Owner implements Due {
   }
 }
 
-/** The tenants of one tier, and in which order they are served. */
+/** The tenants of one tier in service order. */
 class TierOrder {
   readonly #tier: number;
   readonly #owners = new Map<string, Owner>();
@@ -261,7 +245,7 @@ class TierOrder {
     return owner;
   }
 
-  /** Of those with a task in this queue, the one that was served longest ago. */
+  /** Of the tenants with a task in this queue, the least recently served. */
   next(queue: TierQueue): Owner {
     let next: Owner | undefined;
     for (const tenant of queue.tenantNames()) {
@@ -271,7 +255,7 @@ class TierOrder {
     return next!;
   }
 
-  /** One of its groups came, went or has another oldest task; or it was served. */
+  /** One of its groups was added, removed or has another oldest task; or it was served. */
   moved(owner: Owner): void {
     if (owner.groups.size > 0) this.#turns.set(owner, Math.max(owner.servedAt, owner.groups.firstAt));
     else {
@@ -280,7 +264,7 @@ class TierOrder {
     }
   }
 
-  /** At most so many groups: the first of each owner in turn, then the second of each, and so on. */
+  /** At most `most` groups: the first of each owner in turn, then the second of each, and so on. */
   *groups(most: number): Generator<Group, void> {
     let walks: Generator<Group, void>[] = [];
     for (const owner of this.#turns.inOrder()) {
@@ -302,19 +286,15 @@ class TierOrder {
 
 export class ModelQueues {
   readonly #tiers: number;
-  /** V8 hashes long texts by their length alone, so that a Map of them could be made slow. */
+  /** Not a Map: V8 hashes long texts by their length alone, so a client could make it slow. */
   readonly #groups: Table<Group>;
-  /** How many of them each tenant opened. */
-  readonly #opened = new Map<string, number>();
-  /** The only one with queued tasks, while there is no order. */
-  #sole: Group | undefined;
-  /** The one that was last emptied: most often it is the next to be needed. */
-  #last: Group | undefined;
-  /** By tier. Made when tasks of a second group are queued, and kept until nothing is. */
+  readonly #opened = new Map<string, number>(); // how many of them each tenant opened
+  #sole: Group | undefined; // the only group with queued tasks, while there is no order
+  #last: Group | undefined; // the last one emptied: usually the next to be needed
+  /** By tier. Made when tasks of a second group are queued, dropped when nothing is. */
   #orders: readonly TierOrder[] | undefined;
   #arrivals = 0;
   depth = 0;
-  /** By tier. */
   readonly depths: number[];
 
   constructor(tiers: number, seed: number) {
@@ -323,13 +303,12 @@ export class ModelQueues {
     this.depths = Array.from({ length: tiers }, () => 0);
   }
 
-  /** In the order in which they are to be served; at most so many of each tier. */
+  /** In service order; at most `perTier` of each tier. */
   groups(perTier = Infinity): Iterable<Group> {
     if (this.#orders !== undefined) return servingOrder(this.#orders, perTier);
     return this.depth === 0 ? [] : [this.#sole!];
   }
 
-  /** Whether a task with these parameters waits. */
   has(parameters: Json): boolean {
     return this.#groups.get(parameters) !== undefined;
   }
@@ -341,7 +320,7 @@ export class ModelQueues {
     return !hasShare(this.#opened.get(tenant) ?? 0, size, MAX_GROUPS, this.#opened.size);
   }
 
-  /** A record is going to wait: its group exists from now on. Returns whether it did not. */
+  /** A record will wait: its group exists from now on. True if it is new. */
   hold(record: TaskRecord): boolean {
     const { parameters, tenant } = record.task;
     let group = this.#groups.get(parameters);
@@ -357,7 +336,7 @@ export class ModelQueues {
     return opened;
   }
 
-  /** It waits no longer. Returns whether its group is gone. */
+  /** It waits no longer. True if its group is gone. */
   release(record: TaskRecord): boolean {
     const group = record.group!;
     record.group = undefined;
@@ -402,7 +381,7 @@ export class ModelQueues {
     else if (before === undefined) this.#giveTo(group, owner);
   }
 
-  /** Of what is there, which is one group: each of its tenants is looked at once. */
+  /** Builds the order from the one group there is: each of its tenants is visited once. */
   #ordersOf(group: Group): readonly TierOrder[] {
     const orders = group.tiers.map((queue, tier) => {
       const order = new TierOrder(tier);
@@ -416,7 +395,7 @@ export class ModelQueues {
     return orders;
   }
 
-  /** Its owner as far as it still has one in its best tier, or else the one that is next there. */
+  /** Keeps its owner while that has a task in its best tier, otherwise picks the next tenant there. */
   #rank(group: Group): void {
     const { tier, owner } = group;
     if (tier < 0) return this.#giveTo(group, undefined);
@@ -446,10 +425,10 @@ export class ModelQueues {
   }
 
   /**
-   * How many of this tier are served before a new task of this tenant: until each tenant has had as many
-   * turns as it needs, as far as there are tasks. Exact when all others have that many queued, else too high,
-   * never more than wait. Which group it will stand in is not asked: the groups are served side by side, each
-   * in separate turns. With very many groups the turns are those of tenants between groups.
+   * How many tasks of this tier are served before a new one of this tenant: until each tenant has had as many turns as
+   * it needs. Exact if all others have that many queued, else too high, never more than wait. The group is ignored:
+   * groups are served in parallel, each with separate turns. With very many groups the turns are those of tenants
+   * between groups.
    */
   turn(tier: number, tenant: string): number {
     let before = 0;
@@ -485,9 +464,9 @@ export class ModelQueues {
   }
 
   /**
-   * Takes out up to `max` records of one group, tiers and tenants in fair turn. A record that may only ride
-   * in a small batch makes this batch small, or stays for the next one when the batch has outgrown it. A tier
-   * with such a record at its head gets in first, or the tiers above would outgrow it every time.
+   * Removes up to `max` records of one group, tiers and tenants in fair turn. A record restricted to a small batch
+   * makes this one small, or stays for the next if the batch has outgrown it. A tier with such a head goes first, or
+   * the tiers above would outgrow it every time.
    */
   take(parameters: Json, max: number, now: number): TaskRecord[] {
     const group = this.#groups.get(parameters);
@@ -504,7 +483,7 @@ export class ModelQueues {
     const small = turns.find((tier) => seats[tier]! > 0 && group.tiers[tier]!.next!.maxBatchSize < max);
     if (small !== undefined) {
       turns.unshift(...turns.splice(small, 1));
-      // The batch is small for its sake: it gets every seat that it can use, or many more would be small.
+      // The batch is small because of it: it gets every seat that it can use, or many more would be small.
       const { next, size } = group.tiers[small]!;
       seats[small] = Math.min(size, next!.maxBatchSize);
     }
@@ -523,7 +502,6 @@ export class ModelQueues {
     return taken;
   }
 
-  /** A batch of this group left on its owner's turn. */
   #served(group: Group, owner: Owner, now: number): void {
     owner.servedAt = now;
     const { tier } = group;

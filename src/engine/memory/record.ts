@@ -1,8 +1,6 @@
 /**
- * The record of one task, and the list it stands in.
- *
- * A record stands in at most one list (a queue, or a row of the shelf), linked through itself, so that
- * leaving from the middle costs as little as leaving from the end.
+ * The record of one task, and its intrusive list. A record is in at most one list (a queue, or a tenant's kept
+ * results), so that removal is O(1) anywhere.
  */
 import type { Due } from "../../core/heap.ts";
 import type { BatchNote, Outcome, Task, TaskState } from "../../core/task.ts";
@@ -10,14 +8,13 @@ import type { EventFields } from "../../observe/events.ts";
 import type { RecordView, Sharing, Verdict } from "../engine.ts";
 import type { Group, TenantRow } from "./queues.ts";
 
-/** What a record costs beside its texts; measured on V8 with room to spare. */
-const RECORD_BYTES = 1500;
+const RECORD_BYTES = 1500; // heap cost of a record besides its texts; measured on V8, rounded up
 
-/** Of a task id, which nobody but us makes: its last characters, which are chance. */
+/** Hashed characters of a task id, which only we make: its random end. */
 export const ID_RANDOM_END = 12;
 
 const NO_KEYS: readonly never[] = [];
-/** Larger than any batch; an integer, which V8 keeps in the record itself. */
+/** Larger than any batch; a small integer, which V8 stores in the record itself. */
 export const ANY_BATCH = 1 << 30;
 
 export class TaskRecord implements RecordView, Due {
@@ -26,53 +23,34 @@ export class TaskRecord implements RecordView, Due {
   state: TaskState = "queued";
   attempt = 0;
   queuedAt: number;
-  /** Its number in the order in which tasks of its model came. */
-  arrival = 0;
-  /** The best tier of those who joined. */
-  tier: number;
-  /** The latest deadline of those who joined: nobody is failed by somebody else's hurry. */
-  deadlineAt: number;
+  arrival = 0; // arrival number within its model
+  tier: number; // best tier of its callers
+  deadlineAt: number; // latest deadline of its callers: none is failed by another's shorter deadline
   settledAt?: number;
   outcome?: Outcome;
-  /** How many bytes the output has in UTF-8, once somebody has counted. */
-  outputBytes?: number;
+  outputBytes?: number; // UTF-8 bytes of the output, once counted
   cached = false;
   batch?: BatchNote;
-  /** The lease that may bring bad news; "" when none does. */
-  lease = "";
+  lease = ""; // the lease that may report a failure; "" if none
   leaseUntil = 0;
-  /** When a retry falls due; 0 when it is not waiting for one. */
-  retryAt = 0;
-  /** When it gives up its place in the queue. */
-  expiresAt: number;
-  /** Callers that share this record through their content beside the first. */
-  joins = 0;
-  /** The Idempotency-Keys that point here. */
-  keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS;
-  /** Never in a larger batch than this. */
+  retryAt = 0; // when a retry is due; 0 if not waiting for one
+  expiresAt: number; // when it expires in the queue
+  joins = 0; // callers that share this record through their content, besides the first
+  keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS; // Idempotency-Keys that point here
   maxBatchSize = ANY_BATCH;
-  /** Leases of it that ran out. */
-  lost = 0;
-  /** How often the process died while it ran in it; outlives restarts. From the first on it runs alone. */
-  deaths = 0;
-  /** It was put back once because its batch was overdue. */
-  overdue = false;
-  /** What its dead letter tells operators; undefined when it is none. */
-  dead: string | undefined;
-  /** It was a dead letter, and becomes one again unless it succeeds. */
-  replayed = false;
-  /** Its caller has the outcome; before it is settled: no caller waits for it any more. */
-  delivered = false;
-  /** Of the tasks with the same parameters; while it waits. Written by `queues.ts`. */
-  group: Group | undefined;
-  /** The instant at which `reap` must look at it; until it is final. */
-  dueAt = Infinity;
+  lost = 0; // expired leases
+  deaths = 0; // how often the process died while it ran there; survives restarts. From the first on it runs alone.
+  overdue = false; // it was put back once because its batch was overdue
+  dead: string | undefined; // dead letter detail for operators; undefined if it is none
+  replayed = false; // it was a dead letter, and becomes one again unless it succeeds
+  delivered = false; // its caller has the outcome; before it is settled: no caller waits for it any more
+  group: Group | undefined; // while it waits. Written by `queues.ts`.
+  dueAt = Infinity; // when `reap` must look at it; until it is final
   place = -1;
   list: RecordList | undefined;
   before: TaskRecord | undefined;
   after: TaskRecord | undefined;
-  /** In a queue that several tenants share: its tenant's own row there. */
-  row: TenantRow | undefined;
+  row: TenantRow | undefined; // its tenant's row, in a queue that several tenants share
   rowBefore: TaskRecord | undefined;
   rowAfter: TaskRecord | undefined;
 
@@ -95,7 +73,6 @@ export class TaskRecord implements RecordView, Due {
   }
 }
 
-/** The event of its return to the queue. */
 export function retriedFields(
   { task, attempt, batch }: TaskRecord,
   { at, message }: Verdict & { readonly kind: "retry" },
@@ -117,7 +94,7 @@ export class RecordList {
     this.#last = record;
   }
 
-  /** Where its arrival puts it: ahead of all that came later, however late it comes back itself. */
+  /** By arrival: ahead of everything that came later, however late it comes back. */
   insert(record: TaskRecord): void {
     this.#claim(record);
     const next = this.#laterThan(record.arrival);
@@ -129,7 +106,7 @@ export class RecordList {
     else next.before = record;
   }
 
-  /** The first that came later. From both ends: whoever floods a queue stands between it and one of them. */
+  /** The first that came later. Searches from both ends: a flooding tenant is between it and only one of them. */
   #laterThan(arrival: number): TaskRecord | undefined {
     let front = this.first;
     let back = this.#last;

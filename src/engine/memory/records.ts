@@ -1,12 +1,11 @@
 /**
- * Every record by id, from its first moment to the end of its time to live: who shares it, and, once it is final, where it
- * is kept. That is outside of the heap (`packed.ts`), except for records that something else points to: an
- * Idempotency-Key or a dead letter.
+ * Every record by id, from creation to the end of its time to live: who shares it and, once final, where it is kept.
+ * That is outside the heap (`packed.ts`), except for records referenced by an Idempotency-Key or a dead letter.
  *
- * The bytes of kept results are bounded for all tenants together (`results.maxBytes`). When there are too many, the tenant
- * that holds the most loses its oldest result that was fetched; a tenant that holds no more than its share (the bound
- * divided by the tenants that hold any) loses none. What was promised and not fetched is never dropped before its time:
- * instead a tenant gets no further promises when it has had its share of them (`core/share.ts`).
+ * Kept results are bounded in bytes for all tenants together (`results.maxBytes`). Above it the tenant that holds the
+ * most loses its oldest fetched result; a tenant within its share (the bound divided by the tenants that hold any)
+ * loses none. What was promised and not fetched is never dropped before its time: instead a tenant gets no further
+ * promises beyond its share of them (`core/share.ts`).
  */
 import type { Clock } from "../../app/clock.ts";
 import { errors } from "../../core/errors.ts";
@@ -19,10 +18,10 @@ import { Packed, type Slab } from "./packed.ts";
 import { ID_RANDOM_END, RecordList, type TaskRecord } from "./record.ts";
 import type { RecordKeeper } from "./saved.ts";
 
-/** What clients are told while the journal cannot be written; operators find the cause in the log. */
+/** Told to clients while the journal cannot be written; operators find the cause in the log. */
 export const UNWRITABLE = "tasks cannot be stored now";
 
-/** A holding's place in one of the orders. */
+/** A holding's position in one of the orders. */
 class Rank implements Due {
   readonly of: Holding;
   dueAt = Infinity;
@@ -33,26 +32,18 @@ class Rank implements Due {
   }
 }
 
-/** What one tenant holds of the kept results. */
 export class Holding {
   readonly tenant: string;
-  /** Of all its results, those of the cache included. */
-  bytes = 0;
+  bytes = 0; // of all its results, cached ones included
   awaitedBytes = 0;
-  /** Packed results, oldest first, in slabs that are linked; written by `packed.ts`. */
-  oldest: Slab | undefined;
+  oldest: Slab | undefined; // packed results in linked slabs, oldest first; written by `packed.ts`
   newest: Slab | undefined;
-  /** Where the oldest record starts in the oldest slab. */
-  start = 0;
-  /** No record before this place is awaited. */
-  awaitedFrom: { slab: Slab; start: number } | undefined;
-  /** Results kept as records, in the order in which they came; written by `Records`. */
-  readonly awaited = new RecordList();
+  start = 0; // start of the oldest record in the oldest slab
+  awaitedFrom: { slab: Slab; start: number } | undefined; // no record before this place is awaited
+  readonly awaited = new RecordList(); // results kept as records, in order; written by `Records`
   readonly delivered = new RecordList();
-  /** By bytes, while some of them can be dropped. */
-  readonly bySize = new Rank(this);
-  /** By the instant at which its first result is to be forgotten; never late. */
-  readonly byAge = new Rank(this);
+  readonly bySize = new Rank(this); // by bytes, while some of them can be dropped
+  readonly byAge = new Rank(this); // by the time at which its first result is to be forgotten; never late
 
   constructor(tenant: string) {
     this.tenant = tenant;
@@ -63,8 +54,7 @@ export class Holdings {
   readonly #byTenant: Table<Holding>;
   readonly #bySize = new Heap<Rank>();
   readonly #byAge = new Heap<Rank>();
-  /** Number of tenants with unfetched results. */
-  #awaiting = 0;
+  #awaiting = 0; // tenants with unfetched results
   bytes = 0;
   awaitedBytes = 0;
 
@@ -90,7 +80,7 @@ export class Holdings {
     return holding;
   }
 
-  /** Adds to its bytes, and to its unfetched bytes; negative to subtract. */
+  /** Adds to its bytes and its unfetched bytes; negative to subtract. */
   charge(holding: Holding, bytes: number, awaitedBytes: number): void {
     this.bytes += bytes;
     holding.bytes += bytes;
@@ -107,26 +97,26 @@ export class Holdings {
     this.#byTenant.delete(holding.tenant);
   }
 
-  /** Whose oldest result is to be dropped; undefined: all fit, or no tenant beyond its share has one that may be dropped. */
+  /** Whose oldest result to drop; undefined: all fit, or no tenant beyond its share has one that may be dropped. */
   toTrim(maxBytes: number): Holding | undefined {
     if (this.bytes <= maxBytes) return undefined;
     const most = this.#bySize.first?.of;
     return most !== undefined && most.bytes > maxBytes / this.size ? most : undefined;
   }
 
-  /** Whether this tenant may be promised one more result; `weight`: as if it had so many times what it has. */
+  /** Whether this tenant may be promised one more result; `weight`: as if it held that many times as much. */
   mayPromise(tenant: string, maxBytes: number, weight = 1): boolean {
     if (this.awaitedBytes === 0) return true;
     const own = this.find(tenant)?.awaitedBytes ?? 0;
     return hasShare(weight * own, this.awaitedBytes, maxBytes, this.#awaiting);
   }
 
-  /** Its first result is to be forgotten at this instant, or some time after it. */
+  /** Its first result is to be forgotten at `at` or later. */
   dueAt(holding: Holding, at: number): void {
     if (at < holding.byAge.dueAt || holding.byAge.place < 0) this.#byAge.set(holding.byAge, at);
   }
 
-  /** Looks at each holding that is due; `look` returns when it is due again. Returns when the next one is. */
+  /** Visits each due holding; `look` returns when it is due again. Returns when the next one is. */
   sweep(now: number, look: (holding: Holding) => number): number {
     for (;;) {
       const { first, firstAt } = this.#byAge;
@@ -144,15 +134,12 @@ export class Records {
   readonly #keeper: RecordKeeper | undefined;
   readonly #holdings: Holdings;
   readonly #packed: Packed;
-  /** Those that are not packed; bounded by the queue and the kept results. */
-  readonly #byId: Table<TaskRecord>;
-  /** Tasks in flight by content, and tasks by Idempotency-Key: each entry goes with its record. */
+  readonly #byId: Table<TaskRecord>; // records that are not packed; bounded by the queue and the kept results
+  /** Tasks in flight by content, and tasks by Idempotency-Key: each entry is removed with its record. */
   readonly #inFlight: Table<TaskRecord>;
   readonly #keys = new Map<string, { readonly record: TaskRecord; readonly fingerprint: string }>();
-  /** Final records that are not packed. */
-  #shelved = 0;
-  /** By which the holdings are ranked. */
-  #ttlMs: number;
+  #shelved = 0; // final records that are not packed
+  #ttlMs: number; // the value by which the holdings are ranked
 
   constructor(limits: () => EngineLimits, clock: Clock, keeper: RecordKeeper | undefined, seed: number) {
     this.#limits = limits;
@@ -172,12 +159,11 @@ export class Records {
     });
   }
 
-  /** Finished ones that are kept. */
   get kept(): number {
     return this.#shelved + this.#packed.size;
   }
 
-  /** Why nothing new can be kept for this tenant: the disk refuses writes or is behind, or the tenant fetches too little. */
+  /** Nothing new can be kept: the disk refuses writes or is behind, or the tenant fetches too little. */
   full(tenant: string): (PutReply & { readonly kind: "full" }) | undefined {
     const { maxQueuedBytes, results } = this.#limits();
     if (this.#keeper?.journal.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
@@ -198,12 +184,12 @@ export class Records {
     return { kind: "full", message, own: true, retryInMs: oldestAt + ttlMs - this.#clock.now() };
   }
 
-  /** One that is packed is read anew each time: changing it changes nothing. */
+  /** A packed record is decoded each time: changing it has no effect. */
   get(id: string): TaskRecord | undefined {
     return this.#byId.get(id) ?? this.#packed.get(id);
   }
 
-  /** As `get`, but not past its time to live: a sweep may come later than that. */
+  /** As `get`, but not past its time to live: a sweep may be late. */
   find(id: string): TaskRecord | undefined {
     const record = this.get(id);
     return record?.final === true && this.#outlived(record) ? undefined : record;
@@ -213,13 +199,12 @@ export class Records {
     return settledAt !== undefined && settledAt + this.#limits().results.ttlMs <= this.#clock.now();
   }
 
-  /** A new record. */
   open(record: TaskRecord): void {
     this.adopt(record);
     this.#keeper?.save(record);
   }
 
-  /** One that is on disk already. From here on it answers for others with the same content or key. */
+  /** A record already on disk. From here on it answers others with the same content or key. */
   adopt(record: TaskRecord): void {
     this.#byId.set(record.task.id, record);
     const { joinKey } = record.sharing;
@@ -233,10 +218,7 @@ export class Records {
     record.keys = [...record.keys, idempotency];
   }
 
-  /**
-   * The record that this Idempotency-Key stands for, and whether it came with another body. A failure that time may heal
-   * is not held against a key: the next request with it runs again, and the key then points there.
-   */
+  /** The key's record, and whether its body differs. A retryable failure frees the key for the next request. */
   keyed({ idempotency }: Sharing): { record: TaskRecord; conflict: boolean } | undefined {
     const used = idempotency && this.#keys.get(idempotency.key);
     if (used === undefined || this.#outlived(used.record)) return undefined;
@@ -254,7 +236,7 @@ export class Records {
     return joinKey === undefined ? undefined : this.#inFlight.get(joinKey);
   }
 
-  /** It is final. Only dead letters keep their input and parameters, and they have their own copy. */
+  /** Drops input and parameters: dead letters have a separate copy. */
   finish(record: TaskRecord, outcome: Outcome, settledAt: number): void {
     this.release(record, outcome, settledAt);
     if (record.keys.length > 0 || record.dead !== undefined) {
@@ -279,8 +261,8 @@ export class Records {
   }
 
   /**
-   * Whether an outcome that was found on disk was fetched is not written down. So it counts as promised as far as that
-   * leaves its tenant room for further promises, and as fetched beyond that.
+   * Whether it was fetched is not stored: it counts as promised while its tenant has room for promises, else as
+   * fetched.
    */
   countFound(record: TaskRecord): void {
     record.delivered = !this.#holdings.mayPromise(record.task.tenant, this.#limits().results.maxBytes, 2);
@@ -295,20 +277,18 @@ export class Records {
     else this.#deliver(record);
   }
 
-  /** Its caller has got it. */
   delivered(id: string): void {
     const { evictAfterRead } = this.#limits().results;
     if (this.#packed.deliver(id, evictAfterRead)) return;
     const record = this.#byId.get(id);
     if (record === undefined || record.delivered) return;
     const unshared = record.joins === 0 && record.keys.length === 0;
-    // Not final: its caller was told that its time is over, a moment before `reap` says so.
+    // Not final: its caller was told of the timeout just before `reap` settles it.
     if (!record.final) record.delivered = unshared;
     else if (evictAfterRead && unshared) this.forget(record);
     else this.#deliver(record);
   }
 
-  /** A final record that is no longer wanted. */
   forget(record: TaskRecord): void {
     if (this.#packed.forget(record.task.id)) this.#keeper?.forget(record.task.id);
     else this.#drop(record);
@@ -322,11 +302,10 @@ export class Records {
     this.#keeper?.update(record);
   }
 
-  /** Drops what is past its time and returns when the next will be. */
   sweep(now: number): number {
     const { ttlMs } = this.#limits().results;
     if (ttlMs !== this.#ttlMs) {
-      // A reload changed it, and their time may be over sooner.
+      // A reload changed it, and records may expire sooner.
       this.#ttlMs = ttlMs;
       for (const holding of this.#holdings.all()) this.#holdings.dueAt(holding, -Infinity);
     }
@@ -340,7 +319,7 @@ export class Records {
     );
   }
 
-  /** Makes room: each step drops a result, or moves an unfetched one out of its slab. */
+  /** Each step drops a result, or moves an unfetched one out of its slab. */
   #trim(): void {
     for (;;) {
       const holding = this.#holdings.toTrim(this.#limits().results.maxBytes);
@@ -350,7 +329,7 @@ export class Records {
     }
   }
 
-  /** Keeps a final record as it is, with those of its tenant. */
+  /** Keeps a final record as an object, among its tenant's. */
   #shelve(record: TaskRecord): void {
     const holding = this.#holdings.of(record.task.tenant);
     this.#holdings.charge(holding, record.bytes, record.delivered ? 0 : record.bytes);
@@ -382,7 +361,7 @@ export class Records {
   }
 }
 
-/** An answer from the cache is neither work in flight nor a reason to keep the cached one for longer. */
+/** An answer from the cache is neither work in flight nor a reason to keep the cached one longer. */
 export function keyOnly({ idempotency }: Sharing): Sharing {
   return idempotency === undefined ? {} : { idempotency };
 }

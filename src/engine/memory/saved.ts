@@ -1,9 +1,7 @@
 /**
- * How a record is written down, and read back after a restart.
- *
- * Two texts: `task`, which never changes (the task and how it may be shared), and `state`, which is
- * rewritten when the record ends. A record that had not ended starts anew: its clocks run from the
- * restart, because the time that Ferry was down is not the caller's fault.
+ * How a record is serialized, and restored after a restart. Two texts: `task`, immutable (the task and its sharing),
+ * and `state`, rewritten when the record ends. A record that had not ended starts anew with its timeouts counted from
+ * the restart: Ferry's downtime is not the caller's fault.
  */
 import type { BatchNote, Outcome, Task } from "../../core/task.ts";
 import type { DeadLetter, Sharing } from "../engine.ts";
@@ -15,16 +13,11 @@ interface SavedState {
   readonly outcome?: Outcome;
   readonly settledAt?: number;
   readonly batch?: BatchNote;
-  /** What the dead letter tells operators. */
-  readonly dead?: string;
-  /** Only the dead letter is left of it. */
-  readonly forgotten?: true;
-  /** It was a dead letter before. */
-  readonly replayed?: true;
-  /** How often the process died while it ran. */
-  readonly deaths?: number;
-  /** Idempotency-Keys of those who joined. */
-  readonly keys?: TaskRecord["keys"];
+  readonly dead?: string; // dead letter detail for operators
+  readonly forgotten?: true; // only the dead letter is left of it
+  readonly replayed?: true; // it was a dead letter before
+  readonly deaths?: number; // how often the process died while it ran
+  readonly keys?: TaskRecord["keys"]; // Idempotency-Keys of joined callers
 }
 
 interface SavedTask {
@@ -35,10 +28,8 @@ interface SavedTask {
 /** The engine's side of the journal. */
 export class RecordKeeper {
   readonly journal: Journal;
-  /** What was on disk at the start. */
   readonly found: readonly SavedRecord[];
-  /** Which of them ran in the process when it ended, where that was noted. */
-  readonly wereRunning: ReadonlySet<string>;
+  readonly wereRunning: ReadonlySet<string>; // those that ran in the process when it ended, where recorded
 
   constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
     this.journal = journal;
@@ -46,7 +37,7 @@ export class RecordKeeper {
     this.wereRunning = new Set(wereRunning);
   }
 
-  /** The tasks that run in this process now; on return they are known after a crash. */
+  /** Tasks that run in this process; once this returns they are known after a crash. */
   running(records: ReadonlySet<TaskRecord>): void {
     this.journal.running(Array.from(records, ({ task }) => task.id));
   }
@@ -89,11 +80,11 @@ function stateText(record: TaskRecord, forgotten?: true): string {
 export interface Restored extends SavedTask {
   readonly state: SavedState;
   readonly letter?: DeadLetter | undefined;
-  /** Its model has gone: it ended now, and that must be written down. */
+  /** Its model was removed: it ended now, and that must be stored. */
   readonly orphan?: boolean;
 }
 
-/** Reads a record back; `totalMs` is what its model allows a task now, undefined when it has gone. */
+/** `totalMs`: its model's current limit; undefined if the model was removed. */
 export function restored(
   saved: SavedRecord,
   now: number,

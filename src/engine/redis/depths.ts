@@ -1,10 +1,8 @@
 /**
- * How many tasks wait in the fleet, as this process last heard: from the replies to its own puts and claims, which carry the
- * new counts, and once a second from the counts themselves.
- *
- * The counts are one hash, kept as differences: a put adds, the batcher whose pool a task leaves subtracts. So each
- * pool remembers what it has told, and tells the difference with its next commands. What a crash left behind is cleared
- * when nothing is left in any stream (`heal`).
+ * How many tasks wait in the fleet, as last heard: from the replies to our own puts and claims, which carry the new
+ * counts, and once a second from the counts themselves. The counts are one hash, changed by differences: a put adds,
+ * the batcher whose pool a task leaves subtracts. So each pool remembers what it reported and sends the difference with
+ * its next commands. What a crash left behind is cleared when nothing is left in any stream (`heal`).
  */
 import type { Task } from "../../core/task.ts";
 import type { Arg, RedisReply } from "./client/nodes.ts";
@@ -12,15 +10,13 @@ import type { PutReply } from "../engine.ts";
 import type { MemoryEngine } from "../memory/engine.ts";
 import type { RedisParts } from "./parts.ts";
 
-/** Where the hash is. */
+/** Shard of the hash. */
 export const DEPTH_SHARD = 0;
-/** Waiting for a retry, of whichever model. */
-const LATER = "later";
+const LATER = "later"; // waiting for a retry, of any model
 const BYTES = "bytes";
 const RUNNING = "running";
 
-/** From this part of a bound on tasks are counted before they are put. */
-const NEAR = 1 / 8;
+const NEAR = 1 / 8; // from this share of a bound on, tasks are counted before they are put
 
 type Full = PutReply & { readonly kind: "full" };
 
@@ -30,14 +26,11 @@ export type QueueCounts = Map<string, number>;
 export class Depths {
   readonly #parts: RedisParts;
   readonly #key: string;
-  /** What Redis last said. */
-  #known: QueueCounts = new Map();
-  /** On their way in. */
-  readonly #entering: QueueCounts = new Map();
-  /** What this process's pool has told. */
-  readonly #told: QueueCounts = new Map();
+  #known: QueueCounts = new Map(); // last values from Redis
+  readonly #entering: QueueCounts = new Map(); // on their way in
+  readonly #told: QueueCounts = new Map(); // reported by this process's pool
   #suspicious = "";
-  /** The fields of each model that was asked for; the engine asks for those it knows. */
+  /** Fields of each requested model; the engine asks only for those it knows. */
   readonly #fields = new Map<string, readonly string[]>();
 
   constructor(parts: RedisParts) {
@@ -53,7 +46,7 @@ export class Depths {
     return this.#count(RUNNING);
   }
 
-  /** By tier. Asked for with every request. */
+  /** By tier. Called for every request. */
   waiting(model: string): number[] {
     let fields = this.#fields.get(model);
     if (fields === undefined) {
@@ -67,12 +60,12 @@ export class Depths {
     return Math.max(0, (this.#known.get(field) ?? 0) + (this.#entering.get(field) ?? 0));
   }
 
-  /** Which bound leaves no room for this task. */
+  /** The bound that leaves no room for this task. */
   full(task: Task): Full | undefined {
     return this.#refusal(task, this.queued + 1, this.#count(BYTES) + weight(task));
   }
 
-  /** Why so much may not wait, of which `task` is the last. */
+  /** Why this much may not wait; `task` is the last of it. */
   #refusal(task: Task, queued: number, bytes: number): Full | undefined {
     const { maxQueued, maxQueuedBytes } = this.#parts.limits;
     if (queued <= maxQueued && bytes <= maxQueuedBytes) return undefined;
@@ -82,13 +75,13 @@ export class Depths {
     return { kind: "full", message: `the queue is full (${setting})`, never };
   }
 
-  /** Whether so much waits that gateways which put at the same time could pass a bound. */
+  /** Whether gateways that put at the same time could pass a bound. */
   near(): boolean {
     const { maxQueued, maxQueuedBytes } = this.#parts.limits;
     return this.queued > NEAR * maxQueued || this.#count(BYTES) > NEAR * maxQueuedBytes;
   }
 
-  /** QueueCounts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
+  /** Counts tasks before they are put; resolves with the refusals of the last ones, for which there is no room. */
   async reserve(tasks: readonly Task[]): Promise<Full[]> {
     await this.add(this.of(tasks));
     let queued = sumOf(this.#known);
@@ -138,7 +131,7 @@ export class Depths {
     return Array.from(counts, ([field, count]) => ["HINCRBY", this.#key, field, count]);
   }
 
-  /** The replies to these commands, in their order. */
+  /** Applies the replies to these commands, in order. */
   heard(counts: QueueCounts, replies: readonly unknown[]): void {
     let at = 0;
     for (const field of counts.keys()) {
@@ -147,23 +140,22 @@ export class Depths {
     }
   }
 
-  /** Adds to the counts. */
   async add(counts: QueueCounts): Promise<void> {
     const replies = await this.#parts.nodes.pipeline(DEPTH_SHARD, this.commands(counts)).catch(() => []);
     this.heard(counts, replies);
   }
 
-  /** Tasks that were counted before came into this process's pool (1), or left it for another (-1). */
+  /** Counted tasks came into this process's pool (1), or left it for another (-1). */
   moved(counts: QueueCounts, sign: 1 | -1): void {
     for (const [field, count] of counts) add(this.#told, field, sign * count);
   }
 
-  /** Of tasks that ran when their batcher died: they were counted as running, and wait now. */
+  /** Tasks that ran when their batcher died: they were counted as running, and wait now. */
   ran(count: number): void {
     add(this.#told, RUNNING, count);
   }
 
-  /** What the pool holds now less what it has told; from here on it counts as told. */
+  /** The pool's counts minus what was reported; from here on they count as reported. */
   report(pool: MemoryEngine): QueueCounts {
     const { waiting, bytes, running } = pool.load;
     const now: QueueCounts = new Map([
@@ -188,12 +180,11 @@ export class Depths {
     return differences;
   }
 
-  /** A report did not arrive: it is told again with the next one. */
+  /** A report did not arrive: it goes with the next one. */
   untold(differences: QueueCounts): void {
     this.moved(differences, -1);
   }
 
-  /** Asks for all counts. */
   async refresh(): Promise<void> {
     const reply = (await this.#parts.nodes.command(DEPTH_SHARD, ["HGETALL", this.#key])) as RedisReply[];
     const known: QueueCounts = new Map();
@@ -201,7 +192,7 @@ export class Depths {
     this.#known = known;
   }
 
-  /** Nothing is left in any stream. QueueCounts that say otherwise, the same as the last time, were left by a crash. */
+  /** Nothing is left in any stream: non-zero counts, unchanged since the last time, were left by a crash. */
   async heal(): Promise<void> {
     await this.refresh();
     const found = [...this.#known].filter(([, count]) => count !== 0);
@@ -214,13 +205,12 @@ export class Depths {
     this.#suspicious = text;
   }
 
-  /** Something is left: whatever the counts are, they may be right. */
+  /** Something is left: the counts may be right. */
   unsuspicious(): void {
     this.#suspicious = "";
   }
 }
 
-/** Tasks that wait, of all models. */
 function sumOf(counts: QueueCounts): number {
   let sum = 0;
   for (const [field, count] of counts) if (field !== BYTES && field !== RUNNING) sum += count;

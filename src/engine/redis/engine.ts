@@ -7,11 +7,9 @@
  *             settle   outcomes of a batch in one pipeline (`settlements.ts`)          ──► bundles' hashes, messages
  *   gateway   hears of the end by message, or looks it up (`outcomes.ts`)
  *
- * A process may be both. `keys.ts` lists what is in Redis. No process hears of work that is not its own, and nothing here
- * grows with the size of the fleet.
- *
- * Wherever a reply may be lost the same call is made again: every act says the same twice, and what was put twice is
- * compared with its records before it is run.
+ * A process may be both. `keys.ts` lists the keys. No process hears of others' work, and nothing here grows with the
+ * fleet. Where a reply may be lost the call is repeated: every operation is idempotent, and what was put twice is
+ * compared with its records before it runs.
  */
 import { hashOf } from "../../core/table.ts";
 import type { Outcome, Task } from "../../core/task.ts";
@@ -73,12 +71,9 @@ export class RedisEngine implements Engine {
   readonly #settlements: Settlements;
   readonly #spends: RedisSpends;
   readonly deadLetters: RedisLetters;
-  /** What ends the periodic work. */
-  readonly #ends: (() => void)[] = [];
-  /** Leases of which tasks are not settled, by token: how many are left. */
-  readonly #leases = new Map<string, number>();
-  /** Records that are being evicted. */
-  #evicting: Promise<unknown> = Promise.resolve();
+  readonly #ends: (() => void)[] = []; // stops the periodic work
+  readonly #leases = new Map<string, number>(); // unsettled tasks per lease token
+  #evicting: Promise<unknown> = Promise.resolve(); // evictions under way
   #closed: Promise<void> | undefined;
 
   constructor(base: RedisBase, limits: () => EngineLimits, options: RedisOptions, cluster: boolean) {
@@ -152,7 +147,7 @@ export class RedisEngine implements Engine {
     await Promise.all([this.#depths.refresh(), this.deadLetters.sweep()]);
   }
 
-  /** Reads all that is there, and what other processes changed; for tests. */
+  /** Reads everything, and what other processes changed; for tests. */
   async refresh(): Promise<void> {
     await this.#reader.readAll();
     await this.#settlements.settled();
@@ -160,7 +155,7 @@ export class RedisEngine implements Engine {
     await this.#refresh();
   }
 
-  /** Takes over what dead batchers held; for tests, and by itself while it reads. */
+  /** Takes over what dead batchers held; for tests (the reader does so periodically). */
   takeOver(): Promise<void> {
     return this.#reader.takeOver();
   }
@@ -194,7 +189,7 @@ export class RedisEngine implements Engine {
     const { id, model, tier } = task;
     const { events, clock } = this.#parts;
     const known = this.#outcomes.get(id) !== undefined;
-    // Listening first: its end may be told before the reply to this is read.
+    // Listen first: its end may be announced before this reply is read.
     const awaited = this.#outcomes.expect(id, task.deadlineAt);
     let reply: PutReply;
     try {
@@ -228,7 +223,7 @@ export class RedisEngine implements Engine {
     return neverFits(this.#parts.limits, { tasks, inputBytes, parameterBytes }, true);
   }
 
-  /** A caller joined a task: the batcher that holds it shall know of deadline and tier. */
+  /** A caller joined a task: tells the batcher that holds it the deadline and tier. */
   #accommodate(id: string, owner: string, { deadlineAt, tier }: Task): boolean {
     const { shared, keys, name } = this.#parts;
     if (this.#pool.get(id) !== undefined) {
@@ -245,14 +240,14 @@ export class RedisEngine implements Engine {
   async claim(request: ClaimRequest): Promise<Lease> {
     const lease = await this.#pool.engine.claim(request);
     if (lease.tasks.length === 0) {
-      // What had expired was settled instead.
+      // Expired tasks were settled instead.
       void this.#settlements.flush().catch(() => {});
       this.#reader.poke();
       return lease;
     }
     this.#leases.set(lease.token, lease.tasks.length);
     const noted = this.#note(lease);
-    // A worker in this process may end it before anything else is sent.
+    // A worker in this process may crash it before anything else is sent.
     if (request.inProcess === true) await noted;
     void this.#settlements.flush().catch(() => {});
     return lease;
@@ -368,12 +363,12 @@ export class RedisEngine implements Engine {
     if (reply !== "cancelled") return reply;
     await this.#settlements.flush();
     await this.#settlements.settled();
-    // It may have ended otherwise, by a batcher that took it over while this one stood still.
+    // It may have ended otherwise, by a batcher that took it over while this one was stalled.
     const outcome = (await this.#records.look(id))?.final?.outcome;
     return outcome?.ok === false && outcome.code === CANCELLED.code ? "cancelled" : "kept";
   }
 
-  /** Ends a task that no batcher holds. Else: it ended otherwise ("late"), or the batcher that holds it. */
+  /** Ends a task that no batcher holds. Otherwise "late" (it ended), or the batcher that holds it. */
   async #drop(id: string, task: Task, outcome: Outcome): Promise<string> {
     const { keys, shared, clock, nodes, options, name } = this.#parts;
     const meta = metaFrame(task, {}, shared);
@@ -387,7 +382,7 @@ export class RedisEngine implements Engine {
     return reply === 0 ? "late" : String(reply) === name ? "late" : String(reply);
   }
 
-  /** Another process asks for something that only the holder of a task can do. */
+  /** A request from another process that only the holder of a task can serve. */
   async #requested([number, verb, id, ...args]: readonly Buffer[], sender: string): Promise<void> {
     const task = String(id);
     let answer = "";
@@ -410,7 +405,7 @@ export class RedisEngine implements Engine {
   async follow(id: string, tenant: string): Promise<RecordView | undefined> {
     const { clock } = this.#parts;
     const known = this.#outcomes.get(id) !== undefined;
-    // Listening first: its end may be told before the reply to this is read.
+    // Listen first: its end may be announced before this reply is read.
     const awaited = this.#outcomes.expect(id, clock.now());
     const record = await this.#find(id, tenant, true).catch((error: unknown) => {
       if (!known) this.#outcomes.unexpect(id);
@@ -447,7 +442,7 @@ export class RedisEngine implements Engine {
   delivered(id: string): void {
     const { keys, nodes } = this.#parts;
     if (!this.#parts.limits.results.evictAfterRead) return;
-    // What fails here goes later, with its time to live.
+    // What fails here expires with its time to live.
     this.#evicting = this.#records
       .look(id)
       .then((found) => {
@@ -498,7 +493,7 @@ export class RedisEngine implements Engine {
     return () => this.#parts.listeners.delete(listener);
   }
 
-  /** Reads nothing more, and gives back what waits here to other batchers. What runs goes on. */
+  /** Stops reading and returns waiting tasks to other batchers. What runs goes on. */
   async drain(): Promise<void> {
     const handBack = (): Promise<void> =>
       this.#pool.handBack(this.#pool.all().filter(({ record }) => record.state === "queued"));
@@ -525,5 +520,4 @@ export class RedisEngine implements Engine {
   }
 }
 
-/** A batcher's own word on a deadline may be on its way for so long. */
-const OVERDUE_MS = 1000;
+const OVERDUE_MS = 1000; // grace for a batcher's own verdict on a deadline to arrive

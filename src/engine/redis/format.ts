@@ -1,9 +1,7 @@
 /**
- * The version of what is in Redis: names, types and contents of all keys that `keys.ts` lists.
- *
- * A process reads it before it joins the others, and refuses to start when it does not know the version: two
- * that read the same keys in different ways would lose tasks. Raise it with every change that an older version
- * cannot read.
+ * Version of the Redis schema: names, types and contents of the keys in `keys.ts`. A process with an unknown version
+ * refuses to start: two that read the same keys differently would lose tasks. Raise it with every change that an older
+ * version cannot read.
  */
 import { RedisError } from "./client/nodes.ts";
 import type { RedisKeys } from "./keys.ts";
@@ -18,7 +16,7 @@ export async function checkFormat(nodes: RedisStore, keys: RedisKeys): Promise<v
   const found = await nodes
     .command(SHARD, ["SET", key, FORMAT, "NX", "GET"], { resend: true })
     .catch((error: unknown) => {
-      // A server that is full refuses writes, and must not keep anybody from starting.
+      // A full server refuses writes, which must not prevent a start.
       if (error instanceof RedisError) return nodes.command(SHARD, ["GET", key], { resend: true });
       throw error;
     });

@@ -1,8 +1,6 @@
 /**
- * The binary frames that travel through Redis.
- *
- * A frame is a row of texts, each after its length in bytes (four bytes, big-endian). Instants are written on
- * the shared clock (the server's), which `RedisClock` translates from and to this process's own.
+ * Binary frames stored in Redis. A frame is a list of texts, each after its byte length (four bytes, big-endian). Times
+ * are on the shared clock (the server's), converted by `RedisClock`.
  *
  *   entry     gateway, mark, then per task: id, body               what a stream holds for one bundle
  *   body      length, meta, input
@@ -18,7 +16,7 @@ import { fieldOf } from "./keys.ts";
 const LENGTH_BYTES = 4;
 const ZERO = 48;
 
-/** Texts and frames within it; one allocation, each byte written once. */
+/** Texts and nested frames; one allocation, each byte written once. */
 export function frame(row: readonly (string | Buffer)[]): Buffer {
   const lengths = row.map(lengthOf);
   const bytes = Buffer.allocUnsafe(sizeOf(lengths));
@@ -30,7 +28,6 @@ function lengthOf(part: string | Buffer): number {
   return typeof part === "string" ? Buffer.byteLength(part) : part.length;
 }
 
-/** Of the frame whose parts are so long. */
 function sizeOf(lengths: readonly number[]): number {
   let size = LENGTH_BYTES * lengths.length;
   for (const length of lengths) size += length;
@@ -57,19 +54,18 @@ function writeFrame(
 }
 
 function writeText(bytes: Buffer, at: number, text: string, length: number): void {
-  // One byte a character: plain ASCII, which needs no encoder.
+  // One byte per character: plain ASCII, which needs no encoder.
   if (length === text.length) bytes.write(text, at, length, "latin1");
   else bytes.write(text, at, length, "utf8");
 }
 
-/** The whole number that is written there. */
 function digits(bytes: Buffer, from: number, to: number): number {
   let number = 0;
   for (let at = from; at < to; at++) number = number * 10 + (bytes[at]! - ZERO);
   return number;
 }
 
-/** Cuts a frame into its parts, without copying them. */
+/** Cuts a frame into its parts without copying. */
 export function parts(bytes: Buffer): Buffer[] {
   const found: Buffer[] = [];
   for (let at = 0; at < bytes.length;) {
@@ -90,11 +86,11 @@ export function texts(bytes: Buffer): string[] {
   return found;
 }
 
-/** How far the shared clock is ahead of this process's. */
+/** Offset of the shared clock from this process's. */
 export class RedisClock {
   offsetMs = 0;
 
-  /** An instant of this process as Redis is told, in whole microseconds. */
+  /** In whole microseconds of the shared clock. */
   shared(at: number): string {
     return String(Math.round(1000 * (at + this.offsetMs)));
   }
@@ -105,9 +101,8 @@ export class RedisClock {
 }
 
 /**
- * `check`: its tasks must be compared with their bundle's hash before they are taken. `copy`: the same, and they were not
- * counted among what waits with this entry. `part`: other tasks of the bundle are in
- * other entries, so that another batcher may hold them.
+ * `check`: compare its tasks with their bundle's hash before taking them. `copy`: the same, and this entry did not
+ * count them as waiting. `part`: other tasks of the bundle are in other entries, so another batcher may hold them.
  */
 export type EntryMark = "" | "check" | "copy" | "part";
 
@@ -137,14 +132,13 @@ export function readEntry(bytes: Buffer): Entry {
   return { gateway: gateway!.toString(), mark: mark!.toString() as EntryMark, tasks };
 }
 
-/** What a worker and a reader of the outcome must know of a task, beside its input. */
+/** What a worker and a reader of the outcome need of a task, besides its input. */
 export interface Meta {
   readonly task: Omit<Task, "id" | "input">;
   readonly sharing: Sharing;
 }
 
-/** What a reader of the outcome must know comes first: an outcome keeps no more. */
-const OUTCOME_TEXTS = 6;
+const OUTCOME_TEXTS = 6; // texts that a reader of the outcome needs come first: an outcome keeps only these
 const PARAMETERS_TEXT = 3;
 
 function metaTexts(task: Task, sharing: Sharing, clock: RedisClock): string[] {
@@ -188,7 +182,7 @@ function about(found: readonly string[], clock: RedisClock): Omit<Task, "id" | "
   };
 }
 
-/** What is kept of a task until its end: its meta after its length, then its input. */
+/** Kept until the task ends: length of meta, meta, input. */
 export function bodyFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
   const row = metaTexts(task, sharing, clock);
   const lengths = row.map(lengthOf);
@@ -206,7 +200,6 @@ export function readBody(bytes: Buffer): { meta: Buffer; input: string } {
   return { meta: bytes.subarray(LENGTH_BYTES, end), input: bytes.toString("utf8", end) };
 }
 
-/** What a bundle's hash says of its tasks from the moment they are accepted. */
 export function bundleFrame(tasks: readonly TaskBody[]): Buffer {
   return frame(tasks.flatMap(({ id, body }) => [fieldOf(id), outcomeMeta(readMetaBytes(body))]));
 }
@@ -215,7 +208,7 @@ function readMetaBytes(body: Buffer): Buffer {
   return body.subarray(LENGTH_BYTES, LENGTH_BYTES + body.readUInt32BE(0));
 }
 
-/** The task with this field, as its bundle's hash says; without input and parameters. */
+/** From its bundle's hash; without input and parameters. */
 export function readBundle(bytes: Buffer, field: string, id: string, clock: RedisClock): Task | undefined {
   const row = parts(bytes);
   for (let at = 0; at < row.length; at += 2) {
@@ -250,7 +243,7 @@ export interface OutcomeFields {
   readonly settledAt: number;
   readonly batch?: Buffer | undefined;
   readonly cached?: boolean;
-  /** 0: the outcome is not reused. */
+  /** 0: not reused. */
   readonly cacheTtlMs?: number;
 }
 
@@ -270,14 +263,14 @@ export function outcomeFrame(fields: OutcomeFields, outcome: Outcome, clock: Red
   ]);
 }
 
-/** The meta of a task as `bodyFrame` writes it. */
+/** The meta part of `bodyFrame`. */
 export function metaFrame(task: Task, sharing: Sharing, clock: RedisClock): Buffer {
   return frame(metaTexts(task, sharing, clock));
 }
 
 const NO_TEXT = Buffer.alloc(LENGTH_BYTES);
 
-/** Of a finished task, without its parameters: they may be large, and are needed no more. */
+/** Without parameters: they may be large, and are no longer needed. */
 function outcomeMeta(meta: Buffer): Buffer {
   const about = firstTexts(meta, OUTCOME_TEXTS);
   const start = firstTexts(meta, PARAMETERS_TEXT).length;
@@ -286,17 +279,16 @@ function outcomeMeta(meta: Buffer): Buffer {
   return Buffer.concat([about.subarray(0, start), NO_TEXT, about.subarray(end)]);
 }
 
-/** The first so many texts of a frame, as a frame. */
 function firstTexts(bytes: Buffer, count: number): Buffer {
   let end = 0;
   for (let which = 0; which < count; which++) end += LENGTH_BYTES + bytes.readUInt32BE(end);
   return bytes.subarray(0, end);
 }
 
-/** A record that is final, and until when its success may be reused; 0: not. */
+/** `reusableUntil`: 0 if its success may not be reused. */
 export type FinalRecord = RecordView & { readonly settledAt: number; readonly reusableUntil: number };
 
-/** Outcomes come a batch at a time: what is said of it is read once. */
+/** Outcomes come by batch: its note is decoded once. */
 export class OutcomeReader {
   readonly #clock: RedisClock;
   #batchBytes: Buffer = Buffer.alloc(0);
@@ -331,7 +323,7 @@ export class OutcomeReader {
   }
 }
 
-/** A dead letter as it is kept: time of death, attempts, code, what operators are told, body. */
+/** A dead letter: time of death, attempts, code, detail for operators, body. */
 export function letterFrame(letter: Omit<DeadLetter, "task">, body: Buffer, clock: RedisClock): Buffer {
   const { diedAt, attempts, code, message } = letter;
   return frame([clock.shared(diedAt), String(attempts), code, message, body]);

@@ -1,28 +1,23 @@
 /**
- * What comes while calls are on their way goes together in the next one: the busier the server, the larger the bundles.
- *
- * The first of a tick sets out when the turn of the event loop ends, or `tickMs` after the last one did: a call costs the same
- * for one task as for ten. A full load sets out at once. Nothing sets out while two calls are on their way: the
- * server has one to do while the reply to the other is read. A group is what may travel together.
+ * Batches calls: what arrives while calls are in flight goes together in the next one, so a busier server gets larger
+ * bundles. The first of a tick leaves at the end of the event loop turn, or `tickMs` after the last call; a full load
+ * leaves at once. At most two calls are in flight: the server works on one while the reply to the other is read. Values
+ * of one group may travel together.
  */
 import type { Clock } from "../../app/clock.ts";
 
 const MAX_TOGETHER = 128;
 const ON_THEIR_WAY = 2;
-/** While a call is on its way the next one waits for so many, or so long: a busy server gets larger bundles. */
-const ENOUGH = 16;
+const ENOUGH = 16; // while a call is in flight the next waits for this many, or MOST_TICKS
 const MOST_TICKS = 3;
 
 export class Gathering<Value> {
   readonly #send: (values: readonly Value[]) => Promise<void>;
   readonly #clock: Clock;
   readonly #tickMs: number;
-  /** When the last call of each group set out. */
-  readonly #leftAt = new Map<number, number>();
-  /** By group; none that is empty. */
-  readonly #gathered = new Map<number, Value[]>();
-  /** Calls on their way, by group; none that is 0. */
-  readonly #calls = new Map<number, number>();
+  readonly #leftAt = new Map<number, number>(); // when the last call of each group left
+  readonly #gathered = new Map<number, Value[]>(); // by group; never empty
+  readonly #calls = new Map<number, number>(); // calls in flight by group; never 0
 
   /** `send` never rejects. */
   constructor(send: (values: readonly Value[]) => Promise<void>, clock: Clock, tickMs: number) {
@@ -42,17 +37,16 @@ export class Gathering<Value> {
     if (count >= MAX_TOGETHER || (count === ENOUGH && this.#calls.has(group))) this.#flush(group);
   }
 
-  /** The one of a group that has been waiting longest. */
   first(group: number): Value | undefined {
     return this.#gathered.get(group)?.[0];
   }
 
-  /** When this turn of the event loop ends, or the tick. */
+  /** At the end of this event loop turn, or of the tick. */
   #flushInTime(group: number): void {
     const leavesAt = (this.#leftAt.get(group) ?? -Infinity) + this.#tickMs;
     const flush = (): void => {
       this.#flush(group);
-      // Too few, and a call is on its way: when it arrives, when there are enough, or now.
+      // With too few and a call in flight: when its reply comes, when there are enough, or now.
       if (this.#gathered.has(group))
         this.#clock.at(leavesAt + (MOST_TICKS - 1) * this.#tickMs, () => this.#flush(group));
     };
@@ -60,7 +54,7 @@ export class Gathering<Value> {
     else setImmediate(flush);
   }
 
-  /** Sends all that gathered, unless the server has enough to do. */
+  /** Sends all that gathered, unless two calls are in flight. */
   #flush(group: number): void {
     const gathered = this.#gathered.get(group);
     const calls = this.#onTheirWay(group);

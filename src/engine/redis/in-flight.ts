@@ -1,6 +1,6 @@
 /**
- * What this gateway has put and what has not ended: how many different parameters, for the bound on them (`MAX_GROUPS`; the
- * fleet may hold as many for each gateway), and how many tasks of each tenant, to estimate whose turn comes when.
+ * Tasks that this gateway put and that have not ended: distinct parameters, for `MAX_GROUPS` (per gateway), and tasks
+ * per tenant, to estimate turns.
  */
 import { hasShare } from "../../core/share.ts";
 import { Table } from "../../core/table.ts";
@@ -8,10 +8,9 @@ import type { Task } from "../../core/task.ts";
 import { MAX_GROUPS, type PutReply } from "../engine.ts";
 
 interface ModelGroups {
-  /** V8 hashes long texts by their length alone, so that a Map of them could be made slow. */
+  /** Not a Map: V8 hashes long texts by their length alone, so a client could make it slow. */
   readonly groups: Table<{ readonly opener: string; tasks: number }>;
-  /** Groups that each tenant opened. */
-  readonly opened: Map<string, number>;
+  readonly opened: Map<string, number>; // groups that each tenant opened
 }
 
 export class InFlight {
@@ -71,8 +70,8 @@ export class InFlight {
   }
 
   /**
-   * How many of `waiting` tasks are served before a new one of this tenant, if the fleet's tenants are as this gateway's:
-   * as many turns as the tenant has tasks, and one of each tenant in every turn.
+   * Of `waiting` tasks, how many are served before a new one of this tenant, if the fleet's tenants are as this
+   * gateway's: as many rounds as the tenant has tasks, with one task of each tenant per round.
    */
   turn(model: string, tier: number, tenant: string, waiting: number): number {
     const found = this.#tiers.get(`${tier}:${model}`);

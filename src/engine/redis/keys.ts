@@ -1,23 +1,23 @@
 /**
- * Every key and channel that Ferry writes to Redis: what it holds, who writes it, when it goes.
+ * Every key and channel that Ferry writes to Redis: what it holds, who writes it, when it is deleted.
  *
  * All keys of a shard carry the shard's hash tag, so that they live in one slot of a Cluster and one script
  * may change them together. The sixteen tags were chosen so that their slots lie in the middle of sixteen
  * equal parts: they spread evenly over 1, 2, 4, 8 or 16 primaries, and 6/5/5 over three.
  *
- * A task's id names its shard, its bundle and its field: any process finds a task's outcome from its id, without an index.
+ * A task's id names its shard, its bundle and its field: any process finds its outcome without an index.
  * New bundles go to one shard of each primary (`RedisNodes.activeShards`), so that one read fills a batch; share index,
  * Idempotency-Keys and rate windows are spread over all shards by hash.
  *
  * `ferry:{f0h}:` is the base of shard 0; after it comes
  *
- * | key            | type   | holds                                              | written by | goes |
+ * | key            | type   | holds                                              | written by | deleted |
  * |----------------|--------|----------------------------------------------------|------------|------|
  * | `q:model:zone` | stream | an entry per bundle: its tasks with their inputs (`frames.ts`); group `g`, consumers are batchers | gateway | entry: when all its tasks have ended |
  * | `r:<bundle>`   | hash   | the records of a bundle's tasks, see below         | gateway, batcher | last deadline + `results.ttlMs` (`cache.ttlMs` if longer) + 1 min |
  * | `depth`        | hash   | how many tasks wait by `model:tier`, `bytes` of them, how many are `running` | put, claim, settle | when nothing is left in the shard |
  * | `x:<content>`  | string | join or cache key → id of the last task put with it | gateway   | totalMs + `cache.ttlMs` + 1 min |
- * | `c:<content>`  | string | cache key → id of its last success, where that is no join key | batcher | `cache.ttlMs` |
+ * | `c:<content>`  | string | cache key → id of its last success, unless that is a join key | batcher | `cache.ttlMs` |
  * | `k:<digest>`   | string | Idempotency-Key → id and fingerprint               | gateway    | totalMs + `results.ttlMs` + 1 min |
  * | `alive:<name>` | string | a batcher lives: the number of the call that began its lease | batcher    | `leaseMs` after its last renewal |
  * | `run:<name>`   | hash   | batch → the tasks that the batcher runs in it      | batcher    | batch: when it is settled; hash: when the batcher's entries are taken over |
@@ -35,12 +35,12 @@
  * | `F`   | the outcome; written once, by HSETNX                                    |
  * | `o`   | the batcher that holds the bundle; `oF`: another one that holds this task |
  * | `sF`  | attempts, losses and largest batch of a task that was tried             |
- * | `wF`  | other gateways that wait for it, with commas between; `~` before one that only polls |
- * | `pF`  | deadline and tier that callers who joined have brought                  |
+ * | `wF`  | other gateways that wait for it, comma-separated; `~` before one that only polls |
+ * | `pF`  | deadline and tier of joined callers                                     |
  * | `kF`  | an Idempotency-Key stands for it                                        |
  * | `gF`  | its owner has deleted it; the outcome may still answer others           |
  * | `rF`  | it was a dead letter, and becomes one again unless it succeeds          |
- * | `x`   | `w`, `p`, `k` or an outcome came from a gateway: looked at when a bundle is read or settled |
+ * | `x`   | `w`, `p`, `k` or an outcome came from a gateway: checked when a bundle is read or settled |
  *
  * Channel `n:<name>`: messages for one process (`messages.ts`). The registry of the fleet has its keys on shard 0 too;
  * `src/workers/fleet/redis-registry.ts` lists them.
@@ -50,7 +50,6 @@ import { HOMES, ID_DIGITS } from "../../core/home.ts";
 
 const TAGS = "f0h f11a f22a f38 f422 f53 f6c f712 f813 f910 fa1j fb23 fc3 fd2d fe9 ff0".split(" ");
 
-/** The name of every stream's consumer group. */
 export const GROUP = "g";
 /** Keys that belong to a task outlive its last deadline and its outcome by so much. */
 export const GRACE_MS = 60_000;
@@ -64,8 +63,7 @@ const SHARD_AT = TIME_DIGITS + BUNDLE_DIGITS;
 
 export class RedisKeys {
   readonly tags: readonly string[];
-  /** What every key of a shard starts with. */
-  readonly bases: readonly string[];
+  readonly bases: readonly string[]; // what every key of a shard starts with
 
   constructor(prefix: string, shards: number) {
     this.tags = TAGS.slice(0, shards);
@@ -89,18 +87,15 @@ export class RedisKeys {
     return (digit < 0 ? 0 : digit & (HOMES - 1)) % this.shards;
   }
 
-  /** The hash that holds the records of a task's bundle. */
   bundle(id: string): string {
     return `${this.bases[this.shardOf(id)]!}r:${id.slice(0, -FIELD_DIGITS) || id}`;
   }
 }
 
-/** The model of a stream's tasks. */
 export function modelOf(stream: string): string {
   return decodeURIComponent(stream.split(":").at(-2)!);
 }
 
-/** A task's own field in its bundle's hash. */
 export function fieldOf(id: string): string {
   return id.slice(-FIELD_DIGITS);
 }

@@ -10,16 +10,14 @@ import { scripts } from "./scripts.ts";
 
 type DeadLetterVerbs = Engine["deadLetters"];
 
-/** Letters that one sweep removes in one shard. */
-const SWEEP_TOGETHER = 100;
+const SWEEP_TOGETHER = 100; // letters removed per sweep and shard
 
 export class RedisLetters implements DeadLetterVerbs {
   readonly #parts: RedisParts;
   readonly #depths: Depths;
   readonly #outcomes: Outcomes;
   #replays = 0;
-  /** How many there were at the last count. */
-  count = 0;
+  count = 0; // at the last count
 
   constructor(parts: RedisParts, depths: Depths, outcomes: Outcomes) {
     this.#parts = parts;
@@ -27,7 +25,7 @@ export class RedisLetters implements DeadLetterVerbs {
     this.#outcomes = outcomes;
   }
 
-  /** The oldest first. */
+  /** Oldest first. */
   async list(): Promise<readonly DeadLetter[]> {
     const { nodes, keys, shared } = this.#parts;
     const lists = await Promise.all(
@@ -90,7 +88,7 @@ export class RedisLetters implements DeadLetterVerbs {
       keepMs,
       `${name} ${++this.#replays}`,
     ];
-    // Listening first: its end may be told before the reply to this is read.
+    // Listen first: its end may be announced before this reply is read.
     const awaited = this.#outcomes.expect(id, task.deadlineAt);
     const call = this.#parts.call(shard, scripts.replay, places, args);
     const reply = await this.#parts.asked(shard, () => nodes.runDurably(shard, call, options.putWithinMs));
@@ -114,7 +112,6 @@ export class RedisLetters implements DeadLetterVerbs {
     return gone === 1;
   }
 
-  /** Counts them, and removes those whose time is over. */
   async sweep(): Promise<void> {
     const { nodes, keys, clock, shared } = this.#parts;
     const before = shared.shared(clock.now() - this.#parts.limits.deadLetters.ttlMs);

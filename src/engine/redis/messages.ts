@@ -1,10 +1,8 @@
 /**
- * Messages between processes, each to one receiver on its own channel: outcomes for a gateway that waits for them, requests
- * to the batcher that holds a task, and its answers.
- *
- * Redis drops messages while a connection is down. So every message is a hint: those with outcomes are numbered by sender
- * and shard, and after a gap or a reconnect the receiver looks up what it waits for (`outcomes.ts`); a request
- * without an answer is told to its caller as unknown.
+ * Messages between processes, each on its receiver's channel: outcomes for a waiting gateway, requests to the batcher
+ * that holds a task, and its answers. Redis drops messages while a connection is down, so each is a hint: outcome
+ * messages are numbered by sender and shard, and after a gap or reconnect the receiver looks up what it waits for
+ * (`outcomes.ts`); a request without an answer is reported to its caller as unknown.
  */
 import { frame, parts as partsOf } from "./frames.ts";
 import type { RedisParts } from "./parts.ts";
@@ -19,15 +17,13 @@ type Handler = (fields: Buffer[], sender: string) => void;
 export class Messages {
   readonly #parts: RedisParts;
   readonly #handlers = new Map<string, Handler>();
-  /** Numbers of the last outcome message heard, by sender and shard, and of the last one sent, by receiver and shard. */
+  /** Number of the last outcome message heard, by sender and shard, and sent, by receiver and shard. */
   readonly #heard = new Map<string, number>();
   readonly #sent = new Map<string, number>();
-  /** Requests without an answer yet. */
-  readonly #asked = new Map<number, (answer: string | undefined) => void>();
+  readonly #asked = new Map<number, (answer: string | undefined) => void>(); // unanswered requests
   #requests = 0;
   #unsubscribe: () => void = () => {};
-  /** Messages may have been missed. */
-  onGap: () => void = () => {};
+  onGap: () => void = () => {}; // messages may have been missed
 
   constructor(parts: RedisParts) {
     this.#parts = parts;
@@ -54,7 +50,7 @@ export class Messages {
     this.#handlers.set(kind, handler);
   }
 
-  /** The command that sends a message; whatever becomes of it, its receiver will look itself. */
+  /** The command that sends a message. Its result does not matter: the receiver polls too. */
   command(shard: number, to: string, kind: MessageKind, fields: readonly (string | Buffer)[]) {
     const { keys, name } = this.#parts;
     const number = kind === "outcomes" ? next(this.#sent, `${to} ${shard}`) : 0;
@@ -65,7 +61,7 @@ export class Messages {
     this.#parts.nodes.command(shard, this.command(shard, to, kind, fields)).catch(() => {});
   }
 
-  /** Asks the batcher that holds a task; undefined when it does not answer. */
+  /** Asks the batcher that holds a task; undefined if it does not answer. */
   async ask(shard: number, to: string, fields: readonly (string | Buffer)[]): Promise<string | undefined> {
     const { clock } = this.#parts;
     const number = ++this.#requests;
@@ -92,7 +88,7 @@ export class Messages {
   }
 }
 
-/** The next number under a key; bounded as the processes of a fleet are. */
+/** The next number under a key; bounded by the number of processes. */
 function next(numbers: Map<string, number>, key: string): number {
   if (numbers.size > MAX_SENDERS) numbers.clear();
   const number = (numbers.get(key) ?? 0) + 1;

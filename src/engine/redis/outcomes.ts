@@ -1,9 +1,8 @@
 /**
- * How the end of a task reaches the process that waits for it.
- *
- * Which tasks this process waits for is noted here before they are put. The batcher that ends them sends one message per
- * gateway and batch. Messages are hints: after a gap, after a reconnect, and once a second for what has waited longer
- * than that, the outcomes are looked up. An end is told once, however often it is heard of.
+ * How the end of a task reaches the process that waits for it. Awaited tasks are registered here before they are put;
+ * the batcher that ends them sends one message per gateway and batch. Messages are hints: outcomes are looked up after
+ * a gap, after a reconnect, and once a second for what has waited longer than that. An end is reported once, however
+ * often it is heard.
  */
 import { hashOf, Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
@@ -16,46 +15,38 @@ import type { RedisRecords } from "./records.ts";
 export interface Awaited {
   readonly id: string;
   readonly since: number;
-  /** It is on its way in from here. */
+  /** Its put is under way here. */
   putting: Promise<unknown> | undefined;
-  /** Set where this process put it. */
+  /** Set if this process put it. */
   task: Task | undefined;
   joinKey: string;
-  /** Nobody waits any longer after this. */
   until: number;
-  /** Redis has said that it has the task; before that it need not know it. */
+  /** Redis confirmed the task; before that it may be missing there. */
   accepted: boolean;
-  /** Callers in this process beside the first. */
+  /** Callers in this process besides the first. */
   joins: number;
   /** How often in a row it was found nowhere, and when last. */
   missing: number;
   missedAt: number;
 }
 
-/** Once may be a moment between two answers, or between two servers. */
-const LOST_AFTER_LOOKS = 3;
-/** A caller hears of a deadline from its own clock; the record may say so a little later. */
-const PATIENCE_MS = 5000;
+const LOST_AFTER_LOOKS = 3; // a single miss may be a moment between two replies or two servers
+const PATIENCE_MS = 5000; // a caller learns of a deadline from its own clock; the record may follow a little later
 const LOOK_UP_TOGETHER = 500;
 
 export class Outcomes {
   readonly #parts: RedisParts;
   readonly #records: RedisRecords;
-  /** Of tables whose keys callers choose. */
-  readonly seed: number;
-  /** Bounded by the tasks that this process put and the results that it long-polls. */
-  readonly #awaited: Table<Awaited>;
-  /** Tasks in flight that this process put, by join key. */
-  readonly #joinable: Table<Awaited>;
-  /** A task that this process put has ended, or is not waited for any longer. */
-  onLeft: (task: Task) => void = () => {};
-  /** Past its deadline, and no batcher has read it. */
-  onExpired: (task: Task) => void = () => {};
+  readonly seed: number; // for tables whose keys callers choose
+  readonly #awaited: Table<Awaited>; // bounded by the tasks that this process put and the results that it long-polls
+  readonly #joinable: Table<Awaited>; // tasks in flight that this process put, by join key
+  onLeft: (task: Task) => void = () => {}; // a task that this process put has ended or is no longer awaited
+  onExpired: (task: Task) => void = () => {}; // past its deadline, and no batcher has read it
 
   constructor(parts: RedisParts, records: RedisRecords, messages: Messages) {
     this.#parts = parts;
     this.#records = records;
-    // Ids that are long-polled are chosen by callers; our name is random.
+    // Callers choose the ids that they long-poll; our name is random.
     this.seed = hashOf(parts.name, 0);
     this.#awaited = new Table(this.seed);
     this.#joinable = new Table(this.seed);
@@ -66,7 +57,7 @@ export class Outcomes {
     messages.onGap = () => void this.#lookUp(this.#awaited.values().map(({ id }) => id));
   }
 
-  /** Looks up once in a while what no message has told. */
+  /** Polls for what no message has reported. */
   open(): void {
     this.close = this.#parts.repeat(this.#parts.options.sweepMs, () => this.sweep());
   }
@@ -81,7 +72,7 @@ export class Outcomes {
     return this.#joinable.get(joinKey);
   }
 
-  /** Listen for the end of `id`, which may not be there yet. */
+  /** Listens for the end of `id`, which may not exist yet. */
   expect(id: string, until: number): Awaited {
     let awaited = this.#awaited.get(id);
     if (awaited !== undefined) {
@@ -104,11 +95,11 @@ export class Outcomes {
     return awaited;
   }
 
-  /** This process has put it: identical tasks may join it here. */
+  /** This process put it: identical tasks may join it here. */
   accepted(awaited: Awaited, task: Task, joinKey: string | undefined): void {
     awaited.accepted = true;
     awaited.putting = undefined;
-    // Without its input: what waits for long is copied by the collector again and again.
+    // Without its input: the garbage collector copies what waits for long again and again.
     awaited.task = { ...task, input: "", content: "" };
     if (joinKey === undefined) return;
     awaited.joinKey = joinKey;
@@ -125,13 +116,12 @@ export class Outcomes {
     return true;
   }
 
-  /** The end of a task, from whichever side it was heard. */
   ended(record: RecordView): void {
     if (!this.unexpect(record.task.id)) return;
     for (const listener of this.#parts.listeners) listener.settled?.(record);
   }
 
-  /** The same, before it is unpacked: only what is waited for here is. */
+  /** The same, before decoding: only awaited ones are decoded. */
   heard(id: string, outcome: Buffer): void {
     if (this.#awaited.get(id) !== undefined) this.ended(this.#records.read(id, outcome));
   }
@@ -161,14 +151,14 @@ export class Outcomes {
           ...some.flatMap((id) => [fieldOf(id), `m${fieldOf(id)}`, `g${fieldOf(id)}`]),
         ],
       }));
-      // A shard that is away is looked at in the next round.
+      // A shard that is away is polled in the next round.
       const replies = await nodes.scatter(commands);
       replies.forEach((reply, which) => {
         if (!Array.isArray(reply)) return;
         const [meta, ...found] = reply as (Buffer | null)[];
         bundles[which]![1].forEach((id, at) => {
           const [outcome, late, deleted] = found.slice(3 * at, 3 * at + 3);
-          // Its owner has deleted it before it was heard of here: there is nothing to tell any more.
+          // Its owner deleted it before it was heard of here: nothing to report.
           if (deleted) this.unexpect(id);
           else if (outcome) this.heard(id, outcome);
           else this.#looked(id, (meta ?? late) !== null);
@@ -185,7 +175,7 @@ export class Outcomes {
       return;
     }
     const now = this.#parts.clock.now();
-    // Looks that are on their way together, one for each gap, fall into the same moment.
+    // Concurrent lookups, one per gap, count as one.
     if (now - awaited.missedAt < this.#parts.options.sweepMs / 2) return;
     awaited.missedAt = now;
     if (++awaited.missing !== LOST_AFTER_LOOKS) return;

@@ -1,4 +1,4 @@
-/** What the parts of the Redis engine share. */
+/** Shared by the parts of the Redis engine. */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
 import {
@@ -18,16 +18,15 @@ import { NEVER_WRITTEN } from "./scripts.ts";
 export interface RedisOptions {
   readonly zone: string;
   readonly zoneSpillMs: number;
-  /** A batcher that has not renewed its lease for so long has lost it; renewed each third. */
+  /** A batcher that does not renew its lease for this long loses it; renewed each third. */
   readonly leaseMs: number;
   readonly sweepMs: number;
-  /** At most one bundle of a model leaves in so long. */
+  /** At most one bundle of a model leaves per tick. */
   readonly tickMs: number;
-  /** How long a task may take to get in before its caller is told to try again. */
+  /** How long a put may take before its caller is told to retry. */
   readonly putWithinMs: number;
 }
 
-/** The part of the client that the engine uses. */
 export type RedisStore = Pick<
   RedisNodes,
   | "activeShards"
@@ -43,7 +42,6 @@ export type RedisStore = Pick<
   | "up"
 >;
 
-/** What the engine is built on. */
 export interface RedisBase {
   readonly nodes: RedisStore;
   readonly keys: RedisKeys;
@@ -80,7 +78,7 @@ export class RedisParts implements RedisBase {
     this.options = options;
   }
 
-  /** Bounds are the whole store's. `results.maxBytes` is Redis's own maxmemory. */
+  /** Bounds apply to the whole store. `results.maxBytes` is Redis's maxmemory. */
   get limits(): EngineLimits {
     return this.#limits();
   }
@@ -89,7 +87,6 @@ export class RedisParts implements RedisBase {
     return this.keys.bases[shard]! + name;
   }
 
-  /** A call of a script on keys of one shard. */
   call(shard: number, script: Script, keys: readonly string[], args: readonly Arg[]) {
     return { script, keys: [...keys, this.key(shard, NEVER_WRITTEN)], args };
   }
@@ -98,7 +95,7 @@ export class RedisParts implements RedisBase {
     return this.nodes.run(shard, this.call(shard, script, keys, args), { resend: true });
   }
 
-  /** Asks for a caller who waits: a server that is known to be away is not waited for. */
+  /** For a waiting caller: fails at once if the server is known to be away. */
   async asked<Value>(shard: number, ask: () => Promise<Value>): Promise<Value> {
     try {
       this.reach(shard);
@@ -108,7 +105,7 @@ export class RedisParts implements RedisBase {
     }
   }
 
-  /** Does `work` again and again, each time `ms` after it ended; returns what stops that. */
+  /** Repeats `work`, each time `ms` after it ended; returns a function that stops it. */
   repeat(ms: number, work: () => Promise<unknown>): () => void {
     let alarm: Alarm | undefined;
     let stopped = ms === Infinity;
@@ -134,10 +131,9 @@ export class RedisParts implements RedisBase {
 const RETRY_AFTER_MS = 1000;
 const ASK_AGAIN = "ask again";
 
-/** What a caller is told when Redis does not do what it should. */
 export function overloaded(error: unknown, ifUnknown: string, otherwise: string): Refusal {
   if (error instanceof Refusal) return error;
-  // Where the servers are is no caller's business; the log says it.
+  // Server addresses are for the log, not for callers.
   const why = (error instanceof Error ? error.message : String(error)).replaceAll(/\bredis \S+/g, "Redis");
   const known = error instanceof StoreAway || error instanceof RedisError;
   const message = known ? `the task store cannot be used now (${why})` : `the task store failed (${why})`;

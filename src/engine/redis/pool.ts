@@ -1,10 +1,8 @@
 /**
- * The tasks that this batcher has read from the streams and that have not ended.
- *
- * They are in a `MemoryEngine`: tiers, tenants in turn, retries, bisection and expiry are those of the embedded engine. The
- * stream entries they came in stay pending in Redis under this batcher's name, which is the lease: an entry is
- * acknowledged and deleted when all its tasks have ended, and what ended stands in the bundle's hash, so that a batcher
- * that takes over runs only the rest.
+ * The tasks that this batcher has read from the streams and that have not ended. They are in a `MemoryEngine`: tiers,
+ * tenants in turn, retries, bisection and expiry are the embedded engine's. Their stream entries stay pending in Redis
+ * under this batcher's name, which is the lease: an entry is acknowledged and deleted when all its tasks have ended.
+ * Outcomes are in the bundle's hash, so that a batcher that takes over runs only the rest.
  */
 import { hashOf, Table } from "../../core/table.ts";
 import type { Task } from "../../core/task.ts";
@@ -18,20 +16,19 @@ import { fieldOf, GRACE_MS, GROUP } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import { readState, stateText, type TriedState, UNTRIED } from "./records.ts";
 
-/** A stream entry that this batcher holds. */
 export interface HeldEntry {
   readonly shard: number;
   readonly stream: string;
   readonly id: string;
-  /** Who put it, and waits for its outcomes. */
+  /** The gateway that put it and waits for its outcomes. */
   readonly gateway: string;
   /** Tasks of it that have not ended. */
   left: number;
-  /** Tasks that ended and whose outcome Redis has not confirmed. */
+  /** Ended tasks whose outcome Redis has not confirmed. */
   unconfirmed: number;
-  /** It may end by others: an outcome is told only when Redis has taken it. So until Redis knows that this batcher holds it. */
+  /** Others may end it until Redis knows that this batcher holds it: report outcomes only once Redis has taken them. */
   contested: boolean;
-  /** Another batcher holds it, as far as is known here: only that one may acknowledge it. */
+  /** Another batcher holds it, as far as known: only that one may acknowledge it. */
   lost: boolean;
 }
 
@@ -72,29 +69,27 @@ export class TaskPool {
     return this.#held.values();
   }
 
-  /** Whether this batcher holds an entry; one whose delivery was lost on the way is pending under its name, and not held. */
+  /** An entry whose delivery was lost is pending under this batcher's name, and not held. */
   holds(stream: string, id: string): boolean {
     return this.#entries.has(`${stream} ${id}`);
   }
 
-  /** Entries of a shard that are held now. */
   entries(shard: number): HeldEntry[] {
     return [...this.#entries.values()].filter((entry) => entry.shard === shard);
   }
 
-  /** Tasks of a model that wait for a worker. */
   waiting(model: string): number {
     let sum = 0;
     for (const depth of this.engine.waiting(model)) sum += depth;
     return sum;
   }
 
-  /** No other batcher takes over what this one holds in a shard before then. */
+  /** No other batcher takes over this one's entries in a shard before `until`. */
   leased(shard: number, until: number): void {
     this.#leasedUntil.set(shard, until);
   }
 
-  /** Whether an entry may end by others, so that what became of it here is not certain before Redis has said so. */
+  /** Whether others may end an entry, so that its end here is uncertain before Redis confirms it. */
   contested({ shard, contested }: HeldEntry): boolean {
     return contested || this.#parts.clock.now() >= (this.#leasedUntil.get(shard) ?? 0);
   }
@@ -115,7 +110,7 @@ export class TaskPool {
     return true;
   }
 
-  /** Another batcher holds it. Should it be pending here after all, it is taken again (`BundleReader`). */
+  /** Another batcher holds it. If it is pending here after all, it is taken again (`BundleReader`). */
   lose(entry: HeldEntry): void {
     entry.lost = true;
     this.#release(entry);
@@ -127,8 +122,8 @@ export class TaskPool {
   }
 
   /**
-   * Takes entries in that were just delivered; resolves with their number of tasks. `ran`: they are a dead batcher's, and these
-   * tasks ran there, at which attempt.
+   * Takes in entries; resolves with their number of tasks. `ran`: what ran at the dead batcher that held them, by
+   * attempt.
    */
   async take(
     shard: number,
@@ -169,7 +164,7 @@ export class TaskPool {
     });
     const marked = nodes.pipeline(shard, commands, { resend: true }).then((replies) => {
       const some = fresh.filter((_, at) => replies[3 * at + 1] !== null);
-      // Of one that is marked, a task may have ended before it was read.
+      // In a marked entry, a task may have ended before it was read.
       for (const each of fresh) each.entry.contested = some.includes(each);
       return some;
     });
@@ -178,13 +173,13 @@ export class TaskPool {
       .then((some) => Promise.all(some.map(({ entry, tasks }) => this.#lookAtMarks(entry, tasks))))
       .catch(() => {});
     for (const { entry, tasks, counted } of checked) {
-      // What cannot be looked at now is taken again later.
+      // What cannot be looked up now is taken again later.
       await this.#takeChecked(entry, tasks, ran, counted).catch(() => this.lose(entry));
     }
     return count;
   }
 
-  /** An entry may be read after its bundle's time to live, when no batcher was there for long: what is written then must not stay for ever. */
+  /** An entry may be read after its bundle expired, if no batcher was there: what is written then must expire too. */
   #bounded(bundle: string): Arg[] {
     return ["PEXPIRE", bundle, Math.ceil(this.#parts.limits.results.ttlMs + GRACE_MS), "NX"];
   }
@@ -230,8 +225,8 @@ export class TaskPool {
   }
 
   /**
-   * An entry that another batcher held, or that was written again: what of it is still to be done stands in its hash.
-   * `counted`: all its tasks count among what waits, also those that are not.
+   * An entry written again or held by another batcher: its hash says what is left. `counted`: all tasks count as
+   * waiting.
    */
   async #takeChecked(
     entry: HeldEntry,
@@ -280,14 +275,14 @@ export class TaskPool {
     if (notes.length > 0) await nodes.pipeline(entry.shard, notes, { resend: true });
   }
 
-  /** It counts among what waits, and does not wait. */
+  /** It counts as waiting, and does not wait. */
   #uncount(id: string, body: Buffer): void {
     const { meta, input } = readBody(body);
     const task = { id, input, ...readMeta(meta, this.#parts.shared).task };
     this.#depths.moved(this.#depths.of([task]), 1);
   }
 
-  /** A gateway has written to the bundle before it was read: an end, or what callers who joined bring. */
+  /** A gateway wrote to the bundle before it was read: an end, or the terms of joined callers. */
   async #lookAtMarks(entry: HeldEntry, tasks: readonly { id: string }[]): Promise<void> {
     const { nodes, keys, shared } = this.#parts;
     const fields = tasks.flatMap(({ id }) => [fieldOf(id), `p${fieldOf(id)}`]);
@@ -305,14 +300,13 @@ export class TaskPool {
     });
   }
 
-  /** It ended elsewhere. */
   #forget({ record }: HeldTask): void {
     this.engine.withdraw(record);
     const entry = this.drop(record.task.id);
     if (entry !== undefined) this.#acknowledgeFinished(entry);
   }
 
-  /** Another batcher holds these entries now: what waits here of them is its. What runs may still end well. */
+  /** Another batcher may hold these entries now: drops what waits here of them. What runs may still succeed. */
   async verify(shard: number): Promise<void> {
     const { nodes, keys, name } = this.#parts;
     const held = this.all().filter(({ entry }) => entry.shard === shard);
@@ -334,7 +328,7 @@ export class TaskPool {
     });
   }
 
-  /** Puts tasks back into their streams for other batchers. What runs does not count as tried. */
+  /** Returns tasks to their streams for other batchers. What runs does not count as tried. */
   async handBack(some: readonly HeldTask[]): Promise<void> {
     const { nodes, options } = this.#parts;
     const given = some.filter(({ record }) => this.#held.get(record.task.id)?.record === record);
@@ -366,7 +360,7 @@ export class TaskPool {
               entry.unconfirmed--;
               this.#acknowledgeFinished(entry);
             },
-            // The lease runs out, and another batcher takes over; or this one does, while it lives.
+            // The lease expires and another batcher takes over; or this one does, while it lives.
             () => this.lose(entry),
           ),
       );
@@ -375,18 +369,17 @@ export class TaskPool {
   }
 }
 
-/** What acknowledges entries that have no task left. */
 export function acknowledged(entries: readonly HeldEntry[]): Arg[][] {
   const commands: Arg[][] = [];
   for (const [stream, some] of Map.groupBy(entries, (entry) => entry.stream)) {
     const ids = some.map(({ id }) => id);
-    // In this order: an entry that is pending and gone is dropped by the next XCLAIM, the other way round it would stay for ever.
+    // In this order: the next XCLAIM drops a pending deleted entry; the other way round it would stay for ever.
     commands.push(["XDEL", stream, ...ids], ["XACK", stream, GROUP, ...ids]);
   }
   return commands;
 }
 
-/** The command that notes how often a task was tried: what a batcher that takes over must know. */
+/** Records how often a task was tried, for a batcher that takes over. */
 export function triedCommand(record: TaskRecord, { shared, keys }: RedisParts): Arg[] {
   const { task, attempt, lost, maxBatchSize, overdue, retryAt } = record;
   const tried = {

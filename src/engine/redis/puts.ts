@@ -1,16 +1,14 @@
 /**
  * The way into Redis. What a gateway accepts in one tick goes together, in two steps:
  *
- *   1. share index   SET x:<content> <id> NX GET     claims the content, or names the task that has it
- *   2. bundle        MULTI XADD, HSET, HINCRBY EXEC  one stream entry for all tasks of the tick, one WAIT where a replica must confirm
+ *   1. share index   SET x:<content> <id> NX GET     claims the content, or returns the task that has it
+ *   2. bundle        MULTI XADD, HSET, HINCRBY EXEC  one stream entry for all tasks of the tick, one WAIT for replicas
  *
- * No script runs on the way of a new task, and its cost falls with load. A task that finds its content taken, carries an
- * Idempotency-Key, may only share (`Sharing.only`) or was put before is looked up first, one by one (`#share`): it reads
- * the record that is there, and joins it, is answered from it, or takes the key over (compare and swap). Only then does it
- * go into the next bundle.
- *
- * A key may name a task that is not there: its gateway is between the two steps, or died there. Then the key is
- * looked at again for a while before it is taken over. Two identical tasks may run in that case; each has one answer.
+ * No script runs for a new task, and its cost falls with load. A task whose content is taken, that has an
+ * Idempotency-Key, may only share (`Sharing.only`) or was put before is looked up first, one by one (`#share`): it
+ * joins the record, is answered from it, or takes the key over (compare and swap), and then goes into the next bundle.
+ * A key may name a missing task: its gateway is between the two steps, or died there. Then the key is polled for a
+ * while before it is taken over. Two identical tasks may run in that case; each has one answer.
  */
 import { errors } from "../../core/errors.ts";
 import { homeOf } from "../../core/home.ts";
@@ -36,27 +34,22 @@ const MAYBE = "the task may have been accepted; it is safe to send it again";
 const NOTHING_TO_SHARE = "nothing to share, and no room for more";
 const NOT_ACCEPTED = "nothing was accepted; send it again";
 const BEHIND = "Redis takes tasks in more slowly than they come";
-/** Of the time that a task may take to get in: when what gathers has waited longer, more is refused. */
-const BEHIND_AFTER = 0.25;
-/** Bundles that are remembered after they left; a second's worth at full load. */
-const MAX_LEFT = 10_000;
-/** How long after one another a key that names no task is looked at again. */
-const LOOK_AGAIN_MS = [1, 3, 10, 50];
+const BEHIND_AFTER = 0.25; // share of `putWithinMs` after which a waiting backlog makes further puts fail
+const MAX_LEFT = 10_000; // remembered bundles that left; a second's worth at full load
+const LOOK_AGAIN_MS = [1, 3, 10, 50]; // pauses between lookups of a key that names no task
 
 type IdempotencyKey = NonNullable<Sharing["idempotency"]>;
 
-/** A task that waits for the next bundle. */
 interface Entering {
   readonly task: Task;
   readonly sharing: Sharing;
   readonly since: number;
-  /** Its content and its Idempotency-Key are its own already. */
-  readonly claimed: boolean;
+  readonly claimed: boolean; // it owns its content and its Idempotency-Key already
   readonly answer: (reply: PutReply) => void;
   readonly fail: (why: Error) => void;
 }
 
-/** An Idempotency-Key that this task may have, and what it holds now. */
+/** An Idempotency-Key that this task may take, and its current value. */
 interface FreeKey {
   readonly kind: "free";
   readonly from: string;
@@ -67,9 +60,8 @@ export interface PutParts {
   readonly outcomes: Outcomes;
   readonly depths: Depths;
   readonly inFlight: InFlight;
-  /** Whether the client speaks to a Cluster. */
   readonly cluster: boolean;
-  /** A caller of this process joins the task: its batcher shall know of deadline and tier. False: it is ending here. */
+  /** A caller of this process joins the task: tells its batcher deadline and tier. False: it is ending here. */
   accommodate(id: string, owner: string, caller: Task): boolean;
 }
 
@@ -77,14 +69,12 @@ export class RedisPuts {
   readonly #parts: RedisParts;
   readonly #own: PutParts;
   readonly #gathering: Gathering<Entering>;
-  /** The bundle that gathers for each model; its tasks' ids begin with it. */
+  /** The open bundle of each model: the prefix of its tasks' ids. */
   readonly #bundles = new Map<string, { readonly prefix: string; tasks: number }>();
-  /** The last bundles that left: a task whose id names one of them comes late, or for the second time. */
+  /** The last bundles that left: a task with such an id is late, or put for the second time. */
   readonly #left = new Set<string>();
-  /** The last tasks that were answered from the cache, whose bundle may not have left. */
-  readonly #cachedIds = new Set<string>();
-  /** Puts that have not been answered, by join key: what is identical waits for them. */
-  readonly #opening: Table<Promise<PutReply>>;
+  readonly #cachedIds = new Set<string>(); // the last tasks answered from the cache, whose bundle may not have left
+  readonly #opening: Table<Promise<PutReply>>; // unanswered puts by join key: identical tasks wait for them
   #turn = 0;
 
   constructor(parts: RedisParts, own: PutParts) {
@@ -94,12 +84,11 @@ export class RedisPuts {
     this.#opening = new Table(own.outcomes.seed);
   }
 
-  /** What the id of the next task of a model shall begin with. */
   bundle(model: string): string {
     let bundle = this.#bundles.get(model);
     if (bundle === undefined || bundle.tasks === MAX_BUNDLE_TASKS) {
       const active = this.#parts.nodes.activeShards();
-      // One shard a tick: the tasks of a tick are one bundle.
+      // One shard per tick: the tasks of a tick are one bundle.
       const shard = (active[this.#turn % active.length] ?? 0) % this.#parts.keys.shards;
       bundle = { prefix: newBundle(this.#parts.clock.wall(), shard), tasks: 0 };
       this.#bundles.set(model, bundle);
@@ -148,7 +137,7 @@ export class RedisPuts {
     return this.#left.has(prefixOf(id)) || this.#cachedIds.has(id);
   }
 
-  /** Into the next bundle. It counts among what is on its way in until then. */
+  /** Into the next bundle. Counted as on its way in until then. */
   #gather(task: Task, sharing: Sharing, claimed: boolean): Promise<PutReply> {
     this.#own.depths.enters(task, 1);
     this.#own.inFlight.entered(task);
@@ -158,24 +147,22 @@ export class RedisPuts {
     return promise;
   }
 
-  /** It is in (its group counts until its end), or goes another way. */
+  /** It is in (its group counts until its end), or takes another path. */
   #uncount({ task }: Entering, queued: boolean): void {
     this.#own.depths.enters(task, -1);
     if (!queued) this.#own.inFlight.left(task);
   }
 
-  /** New tasks, whose contents are claimed together and whose bundles leave together. Never rejects. */
+  /** New tasks: claims their contents together and sends their bundles together. Never rejects. */
   async #send(gathered: readonly Entering[]): Promise<void> {
     this.#bundles.clear();
     this.#turn++;
-    // What gathered while a server did not answer has waited already, and is not held for as long again.
+    // What gathered while a server did not answer has waited already, and does not wait that long again.
     const until = gathered[0]!.since + this.#parts.options.putWithinMs;
-    /** Those whose answer depends on this call. */
-    let mine = gathered;
+    let mine = gathered; // tasks answered by this call
     try {
       mine = await this.#claimContents(gathered, until);
-      // Near the bounds of the queue tasks are counted before they are written, so that gateways that fill it together do
-      // not pass them.
+      // Near the queue's bounds tasks are counted before the write, so that concurrent gateways do not pass them.
       const reserved = mine.length > 0 && this.#own.depths.near();
       if (reserved) mine = await this.#reserve(mine);
       await this.#write(mine, reserved, until);
@@ -209,7 +196,7 @@ export class RedisPuts {
     return admitted;
   }
 
-  /** Those whose content is theirs now; the others are looked up. */
+  /** Those that own their content now; the others are looked up. */
   async #claimContents(gathered: readonly Entering[], until: number): Promise<readonly Entering[]> {
     const { nodes } = this.#parts;
     const asked: { readonly by: Entering; readonly shard: number; readonly command: Arg[] }[] = [];
@@ -226,8 +213,7 @@ export class RedisPuts {
         asked.push({ by, shard, command: ["GET", key] });
       }
     }
-    // A server that is known to be away is not waited for: tasks whose bundle is elsewhere get in all the same, and an
-    // identical one may run beside them.
+    // Do not wait for a server that is away: tasks get in, and an identical one may run in parallel.
     const reachable = asked.filter(({ shard }) => nodes.up(shard));
     if (reachable.length === 0) return gathered;
     const replies = await nodes.scatter(reachable, { resend: true, withinMs: this.#leftMs(until) });
@@ -248,14 +234,14 @@ export class RedisPuts {
     return Math.ceil(Math.max(0, deadlineAt - createdAt) + cacheTtlMs + GRACE_MS);
   }
 
-  /** Where the share index keeps content ("x"), reusable outcomes ("c") and Idempotency-Keys ("k"). */
+  /** Share index: content ("x"), reusable outcomes ("c"), Idempotency-Keys ("k"). */
   #index(kind: "x" | "c" | "k", text: string): { readonly shard: number; readonly key: string } {
     const name = kind === "k" ? digest(text) : indexName(text);
     const shard = homeOf(name) % this.#parts.keys.shards;
     return { shard, key: this.#parts.key(shard, `${kind}:${name}`) };
   }
 
-  /** Lets an index key stand for `value`, or only reads it; resolves with what else it stands for. */
+  /** Sets an index key to `value`, or only reads it; resolves with the other value if it is taken. */
   async #claim(
     kind: "x" | "k",
     text: string,
@@ -269,7 +255,7 @@ export class RedisPuts {
     return found === null || String(found) === value ? undefined : String(found);
   }
 
-  /** Compare and swap of an index key; resolves with what it stands for otherwise. */
+  /** Compare and swap of an index key; resolves with the other value if it fails. */
   async #swap(
     kind: "x" | "k",
     text: string,
@@ -282,12 +268,12 @@ export class RedisPuts {
     return found === null ? undefined : String(found);
   }
 
-  /** The task did not get in: its content is free for the next one. */
+  /** The task did not get in: frees its content. */
   #unclaim({ task, sharing: { joinKey } }: Entering): void {
     if (joinKey !== undefined) this.#swap("x", joinKey, task.id, "", 0).catch(() => {});
   }
 
-  /** Writes bundles; resolves when they are as safe as `durability` asks. `reserved`: the tasks are counted already. */
+  /** Writes bundles; resolves when as safe as `durability` asks. `reserved`: the tasks are counted already. */
   async #write(entering: readonly Entering[], reserved: boolean, until: number): Promise<void> {
     const { keys } = this.#parts;
     const byShard = Map.groupBy(entering, ({ task }) => keys.shardOf(task.id));
@@ -308,7 +294,7 @@ export class RedisPuts {
     const { depths, cluster } = this.#own;
     const entries: { stream: string; mark: EntryMark; tasks: readonly TaskBody[] }[] = [];
     const records: Arg[][] = [];
-    // One whose bundle has left before it comes by itself, with its own meta.
+    // A task whose bundle left before goes separately, with its own meta.
     const bundles = Map.groupBy(entering, ({ task: { id } }) =>
       this.#left.has(prefixOf(id)) ? id : prefixOf(id),
     );
@@ -328,7 +314,7 @@ export class RedisPuts {
       const marks = keyed.flatMap((each) => [`k${fieldOf(each.task.id)}`, "1", "x", "1"]);
       records.push(["HSET", bundle, late ? `m${fieldOf(task.id)}` : "m", bundleFrame(tasks), ...marks]);
       const keepMs = Math.max(...some.map((each) => this.#keepMs(each.task, each.sharing)));
-      // What else is in the bundle may need it for longer.
+      // The rest of the bundle may need it for longer.
       if (late) records.push(["PEXPIRE", bundle, keepMs, "NX"], ["PEXPIRE", bundle, keepMs, "GT"]);
       else records.push(["PEXPIRE", bundle, keepMs]);
       remember(this.#left, prefixOf(task.id));
@@ -353,17 +339,17 @@ export class RedisPuts {
       throw error;
     }
     if (counted) depths.heard(counts, replies.slice(-counting.length));
-    // Another slot: beside the transaction.
+    // Another slot: outside the transaction.
     else if (counting.length > 0) void depths.add(counts);
   }
 
-  /** For as long as the outcome may be asked for or reused. */
+  /** As long as the outcome may be polled or reused. */
   #keepMs({ deadlineAt }: Task, { cacheTtlMs = 0 }: Sharing = {}): number {
     const reuseMs = Math.max(this.#parts.limits.results.ttlMs, cacheTtlMs);
     return Math.ceil(Math.max(0, deadlineAt - this.#parts.clock.now() + reuseMs) + GRACE_MS);
   }
 
-  /** One task that may find its content or its key taken, or that was put before. */
+  /** A task that may find its content or key taken, or that was put before. */
   async #lookUp(task: Task, sharing: Sharing): Promise<PutReply> {
     try {
       return await this.#share(task, sharing);
@@ -392,14 +378,14 @@ export class RedisPuts {
   }
 
   /**
-   * Lets the Idempotency-Key stand for this task; resolves with an answer where it stands for another. `only`: it writes
-   * nothing, and returns the stale value that the key holds.
+   * Points the key at this task; resolves with an answer if it is taken. `only`: writes nothing, returns its stale
+   * value.
    */
   async #bind(task: Task, idempotency: IdempotencyKey, only: boolean): Promise<PutReply | FreeKey> {
     const { clock, options } = this.#parts;
     const { records } = this.#own;
     const { key, fingerprint } = idempotency;
-    // So long the task that the key stands for may be on its way in: one key, one task.
+    // How long the key's task may still be on its way in: one key, one task.
     const patientUntil = clock.now() + options.putWithinMs;
     const value = keyValue(task.id, idempotency);
     const ttlMs = this.#keepMs(task);
@@ -412,7 +398,7 @@ export class RedisPuts {
       const final = found?.final;
       const gone = final !== undefined && (found!.deleted || !records.lives(final));
       if (found === undefined || gone) {
-        // On its way in, or gone. Looks count too: this process may have stood still itself.
+        // On its way in, or gone. Lookups count too: this process may have stalled itself.
         const patient = looks < LOOK_AGAIN_MS.length || clock.now() < patientUntil;
         if (found === undefined && patient && !only) {
           // The other body's conflict stands while it may be on its way.
@@ -430,7 +416,7 @@ export class RedisPuts {
           continue;
         }
         const outcome = final.outcome!;
-        // A failure that time may heal is not held against the key.
+        // A retryable failure does not occupy the key.
         if (outcome.ok || !errors[outcome.code].retryable)
           return { kind: "done", id, record: final, cached: false };
       }
@@ -440,7 +426,7 @@ export class RedisPuts {
     }
   }
 
-  /** The key stands for the task that was joined, or answered from the cache; an answer where another body was quicker. */
+  /** Points the key at the task that was joined or answered from the cache; an answer if another body was quicker. */
   async #rebind(
     task: Task,
     idempotency: IdempotencyKey,
@@ -458,7 +444,7 @@ export class RedisPuts {
     return bound.kind === "free" ? undefined : bound;
   }
 
-  /** Joins work in flight or reuses an outcome. `only`: a content that stood for nothing still does afterwards. */
+  /** Joins work in flight or reuses an outcome. `only`: an unclaimed content stays unclaimed. */
   async #join(
     task: Task,
     sharing: Sharing,
@@ -498,7 +484,7 @@ export class RedisPuts {
     return final !== undefined && this.#parts.clock.now() < final.reusableUntil;
   }
 
-  /** Undefined: it is not there, has ended, or is about to end: its caller came too late for it. */
+  /** Undefined: it is not there, has ended, or is about to end. */
   #joined(
     id: string,
     found: FoundRecord | undefined,
@@ -515,7 +501,7 @@ export class RedisPuts {
     return { kind: "joined", id };
   }
 
-  /** Answers from a cached outcome: writes a finished record under the task's own id. */
+  /** Answers from a cached outcome: writes a finished record under the task's id. */
   async #cached(
     task: Task,
     { idempotency }: Sharing,
@@ -542,7 +528,6 @@ export class RedisPuts {
   }
 }
 
-/** What an Idempotency-Key stands for. */
 function keyValue(id: string, { fingerprint }: IdempotencyKey): string {
   return `${id} ${fingerprint}`;
 }

@@ -1,23 +1,23 @@
 /**
- * When a batcher reads bundles from the streams, and how it keeps and inherits leases.
+ * When a batcher reads bundles from the streams, and how leases are kept and taken over.
  *
- * A batcher reads for workers that could start now, and a little ahead when no other batcher has an idle worker: what it
- * has read is its own, what it has not can still go to any other. Two ways of reading:
+ * A batcher reads for workers that could start now, and a little ahead when no other batcher has an idle worker: what
+ * it has read is its own, the rest can still go to any other.
  *
  *   blocked   XREADGROUP BLOCK: Redis hands a new entry to one waiting batcher, at once
  *   polled    each POLL_MS, and at once when a worker becomes free
  *
- * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one batcher's
- * batches. The others stand by: they read what the leader leaves, which are entries that stayed unread for as long as a
- * dispatcher lets a batch fill, or more than fills a batch. One that finds a full batch reads as the leader does for a while.
+ * The batcher with the first id leads: it reads whatever its workers have room for, so that thin traffic fills one
+ * batcher's batches. The others stand by and read what stayed unread for as long as a dispatcher lets a batch fill, or
+ * more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
- * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits than that and no worker of the fleet is idle,
- * each batcher takes its share of all that waits, by pace: tiers and tenants are served in turn out of a pool, not out
- * of a stream.
+ * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits and no worker of the fleet is idle, each
+ * batcher takes its share of all that waits, by pace: tiers and tenants are served in turn from a pool, not from a
+ * stream.
  *
- * Its lease on what it has read is its `alive:` key, renewed each third of `leaseMs`. A batcher whose key is gone is dead:
- * any other takes its pending entries over (XPENDING, XCLAIM). What ran there is charged with the loss
- * (`core/retry.ts`), what only waited is not.
+ * Its lease is its `alive:` key, renewed each third of `leaseMs`. A batcher whose key is gone is dead: any other takes
+ * its pending entries over (XPENDING, XCLAIM). Tasks that ran there are charged with the loss (`core/retry.ts`),
+ * waiting ones are not.
  */
 import { RedisError, type RedisReply } from "./client/nodes.ts";
 import { readBody, readEntry, readMeta, texts } from "./frames.ts";
@@ -26,15 +26,13 @@ import type { RedisParts } from "./parts.ts";
 import type { StreamEntry, TaskPool } from "./pool.ts";
 import { scripts } from "./scripts.ts";
 
-/** What the reader asks of the workers and the fleet. */
+/** What the reader needs to know of the workers and the fleet. */
 export interface Demand {
-  /** Models that this batcher has a healthy worker for. */
+  /** Models with a healthy worker here. */
   models(): readonly string[];
   /** Tasks of a model that its workers could start now. */
   room(model: string): number;
-  /** Tasks per ms that its workers do. */
   pacePerMs(model: string): number;
-  /** Tasks in one batch. */
   batchSize(model: string): number;
   /** How long a dispatcher with an idle worker lets a batch fill. */
   patienceMs(model: string): number;
@@ -42,9 +40,9 @@ export interface Demand {
   share(model: string): number;
   /** Another batcher could start a batch of this model now. */
   othersIdle(model: string): boolean;
-  /** Of the batchers that serve a model, this one is the first. */
+  /** Whether this batcher is the first that serves the model. */
   leads(model: string): boolean;
-  /** Zones of gateways other than ours, and whether no healthy batcher is in them. */
+  /** Zones of gateways other than ours, and whether they have no healthy batcher. */
   zones(): readonly { readonly zone: string; readonly deserted: boolean }[];
 }
 
@@ -52,45 +50,34 @@ const POLL_MS = 5;
 const BLOCK_MS = 400;
 const ROUND_MS = 1000;
 const AHEAD_MS = 50;
-/** A batcher that found a full batch so long ago reads as the leader does. */
-const BUSY_MS = 1000;
+const BUSY_MS = 1000; // how long a batcher that found a full batch reads as the leader does
 const MOST_ENTRIES = 64;
-/** Shards where something was found although they are not active are polled for so long. */
-const STRAY_MS = 10_000;
+const STRAY_MS = 10_000; // how long an inactive shard in which something was found is polled
 const TAKE_OVER_TOGETHER = 100;
-/** Of the looks for dead batchers, one in so many is at all shards. */
-const ALL_SHARDS_EACH = 10;
+const ALL_SHARDS_EACH = 10; // one in this many searches for dead batchers covers all shards
 const RETRY_MS = 100;
-/** What a dead batcher ran is known for so long after it was taken over. */
-const NOTES_MS = 60_000;
+const NOTES_MS = 60_000; // how long it is known what a dead batcher ran, after the take-over
 const NOTHING: ReadonlyMap<string, number> = new Map();
 
 export class BundleReader {
   readonly #parts: RedisParts;
   readonly #pool: TaskPool;
   #demand: Demand | undefined;
-  /** It reads nothing more. */
   #stopped = false;
   readonly #reading = new Set<Promise<unknown>>();
-  /** What ends its periodic work, and the renewal of its lease. */
-  #ends: (() => void)[] = [];
+  #ends: (() => void)[] = []; // stop the periodic work
   #endRenewal = (): void => {};
   #polling = false;
   #pollAgain = false;
-  /** Streams in which a blocked read waits, by shard. */
-  readonly #blocked = new Map<number, readonly string[]>();
+  readonly #blocked = new Map<number, readonly string[]>(); // streams with a blocked read, by shard
   readonly #looping = new Set<number>();
-  /** Streams whose group is there. */
-  readonly #grouped = new Set<string>();
-  /** When it last found a full batch, by model. */
-  readonly #busyAt = new Map<string, number>();
+  readonly #grouped = new Set<string>(); // streams whose consumer group exists
+  readonly #busyAt = new Map<string, number>(); // when it last found a full batch, by model
   #renewals = 0;
-  /** Tasks in an entry, on average. */
-  #entrySize = 4;
-  /** Streams that are left to others: the last entry that was read, and since when. */
+  #entrySize = 4; // mean tasks per entry
+  /** Streams left to others: the last entry read, and since when. */
   readonly #unread = new Map<string, { last: string; since: number; lookedAt: number }>();
-  /** Shards that are not active and had entries all the same, and until when they are polled. */
-  readonly #strays = new Map<number, number>();
+  readonly #strays = new Map<number, number>(); // inactive shards that had entries, and until when they are polled
   #takeOvers = 0;
 
   constructor(parts: RedisParts, pool: TaskPool) {
@@ -114,14 +101,14 @@ export class BundleReader {
     this.#startLoops();
   }
 
-  /** Reads nothing more; resolves when no read is on its way. The lease is renewed until `leave`. */
+  /** Stops reading; resolves when no read is in flight. The lease is renewed until `leave`. */
   async stop(): Promise<void> {
     this.#stopped = true;
     for (const end of this.#ends) end();
     await Promise.allSettled(this.#reading);
   }
 
-  /** Its lease ends: what it still holds can be taken over at once. */
+  /** Ends its lease: what it still holds can be taken over at once. */
   async leave(): Promise<void> {
     this.#endRenewal();
     if (this.#demand === undefined) return;
@@ -133,7 +120,6 @@ export class BundleReader {
     await nodes.scatter(left);
   }
 
-  /** Other zones that tasks may come from. */
   get zones(): readonly string[] {
     return (this.#demand?.zones() ?? []).map(({ zone }) => zone);
   }
@@ -143,7 +129,7 @@ export class BundleReader {
     if (this.#demand !== undefined && !this.#stopped) void this.#poll().catch(() => {});
   }
 
-  /** Everything that is there, for as many workers as may come; for tests. */
+  /** Reads everything, for any number of workers; for tests. */
   async readAll(): Promise<void> {
     const { keys, limits } = this.#parts;
     for (let shard = 0; shard < keys.shards; shard++) {
@@ -164,7 +150,7 @@ export class BundleReader {
     }
   }
 
-  /** Waits for new entries of one shard, for as long as new bundles go there. */
+  /** Waits for new entries of one shard while it is active. */
   async #loop(shard: number): Promise<void> {
     while (!this.#stopped && this.#parts.nodes.activeShards().includes(shard)) {
       const models = this.#demand!
@@ -191,7 +177,6 @@ export class BundleReader {
     return this.#parts.clock.now() < (this.#busyAt.get(model) ?? -Infinity) + BUSY_MS;
   }
 
-  /** How many more tasks of a model it should have. */
   #wanted(model: string): number {
     const demand = this.#demand!;
     const ahead = demand.othersIdle(model)
@@ -204,7 +189,7 @@ export class BundleReader {
     return Math.min(MOST_ENTRIES, Math.ceil(tasks / Math.max(1, this.#entrySize)));
   }
 
-  /** Reads for models that have room and are not read already. */
+  /** Reads for models that have room and are not being read. */
   async #poll(): Promise<void> {
     if (this.#stopped) return;
     this.#pollAgain = this.#polling;
@@ -251,7 +236,7 @@ export class BundleReader {
   async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock } = this.#parts;
     const before = this.#unread.get(stream);
-    // Looking costs a call: four times within the wait are enough.
+    // A check costs a call: four within the wait are enough.
     if (clock.now() < (before?.lookedAt ?? -Infinity) + afterMs / 4) return;
     const { lag, last } = await this.#lag(shard, stream);
     const now = clock.now();
@@ -263,7 +248,7 @@ export class BundleReader {
     await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
-  /** Reads another zone's entries once the first of them has waited for so long. */
+  /** Reads another zone's entries once the first has waited for `afterMs`. */
   async #readOld(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
     const { clock, shared, nodes } = this.#parts;
     const { lag, last } = await this.#lag(shard, stream);
@@ -277,7 +262,7 @@ export class BundleReader {
       await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
-  /** Of what waits although all workers are busy, as much as this batcher's workers are of the fleet. */
+  /** Under backlog, takes its workers' share of the fleet of what waits. */
   async #readShare(shard: number, model: string, stream: string): Promise<void> {
     const { lag } = await this.#lag(shard, stream);
     if (lag > 0) await this.#read(shard, [stream], Math.ceil(lag * this.#demand!.share(model)));
@@ -288,19 +273,19 @@ export class BundleReader {
     await this.#makeGroups(shard, [stream]);
     const asked = this.#parts.nodes.command(shard, ["XINFO", "GROUPS", stream]);
     const groups = (await asked.catch((error: unknown) => {
-      // The server lost its data: the group is made again with the next look.
+      // The server lost its data: the group is created again with the next check.
       if (error instanceof RedisError) this.#grouped.delete(stream);
       throw error;
     })) as RedisReply[][];
     const fields = groups[0] ?? [];
     const field = (name: string): RedisReply | undefined =>
       fields[fields.findIndex((each, at) => at % 2 === 0 && String(each) === name) + 1];
-    // Redis does not know how many there are after some were deleted unread.
+    // Redis does not know the lag after unread entries were deleted.
     const lag = field("lag");
     return { lag: lag === null ? 1 : Number(lag), last: String(field("last-delivered-id")) };
   }
 
-  /** Resolves with how many entries there were. */
+  /** Resolves with the number of entries. */
   #read(shard: number, streams: readonly string[], count: number, blockMs = 0): Promise<number> {
     if (this.#stopped) return Promise.resolve(0);
     return this.#tracked(this.#readNow(shard, streams, count, blockMs));
@@ -372,10 +357,7 @@ export class BundleReader {
     );
   }
 
-  /**
-   * Each second: what lies in shards that new bundles no longer go to, or that only other processes use instead of one whose
-   * slot moves; and shards that they go to now.
-   */
+  /** Each second: reads leftovers in inactive shards, also those that replace a migrating one; starts on new ones. */
   async #round(): Promise<void> {
     const { nodes, keys, clock } = this.#parts;
     this.#startLoops();
@@ -398,8 +380,8 @@ export class BundleReader {
   }
 
   /**
-   * Hands back what other batchers can start sooner: all that waits for a model whose workers went to them, and what was read
-   * ahead while one of them has an idle worker. The last in line goes.
+   * Returns what other batchers can start sooner: all that waits for a model whose workers moved to them, and what was
+   * read ahead while one of them has an idle worker. The last in the queue goes first.
    */
   async #rebalance(): Promise<void> {
     const demand = this.#demand!;
@@ -421,7 +403,7 @@ export class BundleReader {
     }
   }
 
-  /** Entries of other zones that waited for longer than `zoneSpillMs`, or that no batcher is there for. */
+  /** Entries of other zones that waited longer than `zoneSpillMs`, or that have no batcher. */
   async #spill(): Promise<void> {
     const { nodes, options } = this.#parts;
     const demand = this.#demand!;
@@ -436,7 +418,6 @@ export class BundleReader {
     }
   }
 
-  /** Looks for batchers that died, and takes over what they held. */
   async takeOver(): Promise<void> {
     const { nodes, keys, options, name, limits } = this.#parts;
     const zones = [options.zone, ...this.zones];
@@ -464,7 +445,7 @@ export class BundleReader {
     );
   }
 
-  /** Entries that are pending under this batcher's name and did not arrive: the reply to a read or a claim was lost. */
+  /** Entries pending under this batcher's name that did not arrive: the reply to a read or claim was lost. */
   async #recover(shard: number, stream: string): Promise<void> {
     const { nodes, name } = this.#parts;
     const pending = ["XPENDING", stream, GROUP, "IDLE", this.#idleMs()];
@@ -479,7 +460,7 @@ export class BundleReader {
     }
   }
 
-  /** Entries that were touched sooner are on their way to a batcher. */
+  /** Entries touched more recently are on their way to a batcher. */
   #idleMs(): number {
     const { leaseMs } = this.#parts.options;
     return leaseMs === Infinity ? 0 : Math.floor(leaseMs / 2);
@@ -492,7 +473,7 @@ export class BundleReader {
     ran: ReadonlyMap<string, number>,
   ): Promise<number> {
     const { nodes, name } = this.#parts;
-    // Not sent again: the second time it would find them idle for too short. A lost reply is found by `#recover`.
+    // Not resent: the second time the entries' idle time would be too short. `#recover` finds a lost reply.
     const command = ["XCLAIM", stream, GROUP, name, this.#idleMs(), ...ids];
     const entries = ((await nodes.command(shard, command)) as StreamEntry[]).filter(Boolean);
     await this.#pool.take(shard, stream, entries, ran);

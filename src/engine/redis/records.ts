@@ -1,4 +1,4 @@
-/** Reading a task's record from its bundle's hash, as any process of the fleet may. */
+/** Reads a task's record from its bundle's hash, in any process of the fleet. */
 import type { Task } from "../../core/task.ts";
 import type { Arg } from "./client/nodes.ts";
 import type { RecordView } from "../engine.ts";
@@ -7,40 +7,38 @@ import { fieldOf, GRACE_MS } from "./keys.ts";
 import type { RedisParts } from "./parts.ts";
 import { scripts } from "./scripts.ts";
 
-/** What a gateway leaves in the record as it reads it. */
+/** What a gateway adds to the record as it reads it. */
 export interface Joining {
   /** This process wants to hear of the end. */
   readonly waits?: boolean;
   /** An Idempotency-Key stands for the task. */
   readonly keyed?: boolean;
-  /** What the caller brings who joins it. */
+  /** Terms of the joining caller. */
   readonly caller?: Pick<Task, "deadlineAt" | "tier">;
 }
 
 export interface FoundRecord {
-  /** Its end, unless it is in flight. */
+  /** Undefined while it is in flight. */
   readonly final: FinalRecord | undefined;
-  /** Its owner has deleted it. */
   readonly deleted: boolean;
   /** Without input and parameters. */
   readonly task: Task;
-  /** The batcher that holds it; "": none has read it yet. */
+  /** The batcher that holds it; "": not read yet. */
   readonly owner: string;
   readonly attempt: number;
-  /** Gateways whose callers joined it, beside the one that put it. */
+  /** Gateways whose callers joined it, besides the one that put it. */
   readonly waiting: readonly string[];
   readonly keyed: boolean;
-  /** Callers have joined it. */
   readonly joined: boolean;
 }
 
-/** How often it was tried and what came of it, as a batcher notes it. */
+/** Its attempts and their result, as recorded by a batcher. */
 export interface TriedState {
   readonly attempt: number;
   readonly lost: number;
   readonly maxBatchSize: number;
   readonly overdue: boolean;
-  /** When it may be tried again, on the shared clock; "": at once. */
+  /** When it may be retried, on the shared clock; "": at once. */
   readonly retryAt: string;
 }
 
@@ -68,8 +66,7 @@ export function readState(text: Buffer | null | undefined): TriedState {
   };
 }
 
-/** What the name of a gateway begins with whose callers only poll for the outcome. */
-const POLLS = "~";
+const POLLS = "~"; // name prefix of a gateway whose callers only poll for the outcome
 
 function waitingIn(text: Buffer | null | undefined): string[] {
   return text?.toString("latin1").split(",").filter(Boolean) ?? [];
@@ -89,7 +86,7 @@ export class RedisRecords {
     this.#reader = new OutcomeReader(parts.shared);
   }
 
-  /** Undefined: there is none, or its time to live is over and its success may not be reused either. */
+  /** Undefined: there is none, or it has expired and its success may not be reused either. */
   async look(
     id: string,
     { waits = false, keyed = false, caller }: Joining = {},
@@ -103,8 +100,7 @@ export class RedisRecords {
         : Math.ceil(caller.deadlineAt - clock.now()) + this.#parts.limits.results.ttlMs + GRACE_MS;
     const args = [field, waits ? name : "", keyed ? "1" : "", ...brings, keepMs];
     const call = this.#parts.call(shard, scripts.join, [bundle], args);
-    // A caller who joins is told that the task was accepted: as safe as if it had been put now. The gateway that put it may
-    // have been told that no replica confirmed it.
+    // A join is "accepted" too, so make it as safe as a put: the put may have lacked a replica's confirmation.
     const asked =
       caller === undefined
         ? nodes.run(shard, call, { resend: true })
@@ -130,7 +126,7 @@ export class RedisRecords {
     return this.#reader.read(id, outcome);
   }
 
-  /** The command by which its owner no longer finds it; its output goes too, unless others may be answered with it. */
+  /** Hides it from its owner; its output goes too, unless it may answer others. */
   deletion(final: FinalRecord): Arg[] {
     const { keys, shared, clock } = this.#parts;
     const { task, attempt, queuedAt, settledAt, reusableUntil } = final;
@@ -141,7 +137,6 @@ export class RedisRecords {
     return [...deleted, field, outcomeFrame(fields, { ok: true, output: "" }, shared)];
   }
 
-  /** Whether a final record may still be asked for. */
   lives({ settledAt }: FinalRecord): boolean {
     return this.#parts.clock.now() < settledAt + this.#parts.limits.results.ttlMs;
   }

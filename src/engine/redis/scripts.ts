@@ -1,4 +1,4 @@
-/** The scripts of `lua/`: acts over several keys of one shard that must be atomic. None is on the way in of a task. */
+/** The scripts of `lua/`: atomic operations on several keys of one shard. None runs for a new task. */
 import { hash } from "node:crypto";
 import { readFileSync } from "node:fs";
 import { join } from "node:path";
@@ -24,8 +24,8 @@ export const scripts = {
 } as const;
 
 /**
- * A key that is never written. While a slot moves to another node, Redis runs a script only if every key it declares is
- * there, and fails in the middle of one that touches another key which is not. With this one declared it answers TRYAGAIN
- * before the script begins, for as long as the slot moves: no script is ever half done.
+ * A key that is never written. While a slot migrates, Redis runs a script only if every declared key is there, and
+ * fails in the middle of one that touches a missing undeclared key. With this one declared it answers TRYAGAIN before
+ * the script begins, as long as the slot migrates: no script is ever half done.
  */
 export const NEVER_WRITTEN = "none";

@@ -1,14 +1,14 @@
 /**
  * How the end of a task gets into Redis: what ended in one step of the pool goes together, in one pipeline per shard.
  *
- *   success      HSETNX of the outcome: the first one wins, whichever batcher it comes from
+ *   success      HSETNX of the outcome: the first one wins, from any batcher
  *   failure      `settle.lua`: counts only from the batcher that holds the task
  *   dead letter  `bury.lua`: the same, and the task is kept
- *   and          HDEL of the note that the batch runs; one message to each gateway that waits
+ *   and          HDEL of the batch's running note; one message to each waiting gateway
  *   afterwards   XDEL, XACK of entries whose tasks' outcomes are all in Redis
  *
- * Outcomes of an entry that another batcher may hold too are told only when Redis has taken them. What Redis does not
- * answer is offered again for half a minute; by then another batcher has taken over.
+ * Outcomes of an entry that another batcher may hold too are reported only when Redis has taken them. Unanswered writes
+ * are retried for half a minute; by then another batcher has taken over.
  */
 import { type Arg, RedisError, type RedisReply } from "./client/nodes.ts";
 import type { Lease, SettleReply } from "../engine.ts";
@@ -26,20 +26,16 @@ import { scripts } from "./scripts.ts";
 
 const OFFER_FOR_MS = 30_000;
 const OFFER_AGAIN_MS = 100;
-/** What the scripts return for bad news of a task that another batcher holds. */
-const HELD_ELSEWHERE = -2;
+const HELD_ELSEWHERE = -2; // script reply to a failure of a task that another batcher holds
 
-/** A task that has ended in the pool. */
 interface Ended {
   readonly record: TaskRecord;
   readonly entry: HeldEntry;
   readonly bundle: string;
   readonly field: string;
   readonly outcome: Buffer;
-  /** Of a dead letter. */
   readonly letter?: Buffer;
-  /** Under which its success is found, where that is no join key. */
-  readonly cacheKey?: string;
+  readonly cacheKey?: string; // key of its reusable success, if that is not the join key
   readonly cacheTtlMs: number;
 }
 
@@ -50,13 +46,9 @@ export class Settlements {
   readonly #messages: Messages;
   readonly #outcomes: Outcomes;
   readonly #records: RedisRecords;
-  /** Ended in this step of the pool, and not on their way yet. */
-  #ended: Ended[] = [];
-  /** Entries that are to be acknowledged. */
-  #finished: HeldEntry[] = [];
-  /** Resolves when what was settled can be reused. */
-  cached: Promise<unknown> = Promise.resolve();
-  /** On their way. */
+  #ended: Ended[] = []; // ended in this step of the pool, not yet sent
+  #finished: HeldEntry[] = []; // entries to acknowledge
+  cached: Promise<unknown> = Promise.resolve(); // resolves when what was settled can be reused
   readonly #flushing = new Set<Promise<unknown>>();
 
   constructor(
@@ -82,7 +74,7 @@ export class Settlements {
   #settled(record: TaskRecord): void {
     const held = this.#pool.get(record.task.id);
     if (held === undefined) return;
-    // What ends outside a verb, as a task that was lost too often when its entry is taken over, is written down too.
+    // Also stores what ends outside a verb, e.g. a task lost too often when its entry is taken over.
     if (this.#ended.push(this.#end(held)) === 1) setImmediate(() => this.#flushRest());
     held.entry.unconfirmed++;
     this.#pool.drop(record.task.id);
@@ -125,8 +117,7 @@ export class Settlements {
     };
   }
 
-  /** The tasks of a batch share what is said of it. */
-  #lastBatch: { readonly batch: object; readonly bytes: Buffer } | undefined;
+  #lastBatch: { readonly batch: object; readonly bytes: Buffer } | undefined; // shared by the tasks of a batch
 
   #batchBytes(batch: NonNullable<TaskRecord["batch"]>): Buffer {
     if (this.#lastBatch?.batch !== batch) {
@@ -135,7 +126,7 @@ export class Settlements {
     return this.#lastBatch.bytes;
   }
 
-  /** Writes down what ended since, and `more`; resolves with what became of it, by id. */
+  /** Stores what ended since, and `more`; resolves with the replies by id. */
   async flush(
     more: ReadonlyMap<number, readonly Arg[][]> = NOTHING,
   ): Promise<ReadonlyMap<string, SettleReply>> {
@@ -155,12 +146,11 @@ export class Settlements {
     return replies;
   }
 
-  /** Resolves when nothing is on its way. */
   async settled(): Promise<void> {
     while (this.#flushing.size > 0) await Promise.allSettled(this.#flushing);
   }
 
-  /** Tells how many tasks wait and run here, as far as that has changed. */
+  /** Reports changes in how many tasks wait and run here. */
   async report(): Promise<void> {
     const counts = this.#depths.report(this.#pool.engine);
     if (counts.size === 0) return;
@@ -222,7 +212,7 @@ export class Settlements {
     const marked = new Set(bundles.filter((_, at) => found[good.length + 2 * at] !== null));
     const taken = good.filter((_, at) => found[at] === 1);
     await bad;
-    // Not new: an earlier attempt of ours may have been taken. Refused for want of memory: the script may write all the same.
+    // Not new: our earlier attempt may have been taken. Refused for lack of memory: the script may write all the same.
     for (const each of good.filter((_, at) => found[at] !== 1)) {
       const reply = await this.#settle(shard, each);
       if (reply === "taken") taken.push(each);
@@ -241,7 +231,7 @@ export class Settlements {
     }
   }
 
-  /** All its tasks' outcomes are in Redis. It is said with the next outcomes, or in a moment. */
+  /** All its tasks' outcomes are in Redis. Sent with the next outcomes, or in a moment. */
   #acknowledge(entry: HeldEntry): void {
     this.#finished.push(entry);
     if (this.#finished.length > 1) return;
@@ -259,7 +249,7 @@ export class Settlements {
     return acknowledged(mine);
   }
 
-  /** One success by script, which knows what it has written before. */
+  /** One success by script, which detects its own earlier write. */
   async #settle(
     shard: number,
     { bundle, field, outcome }: Pick<Ended, "bundle" | "field" | "outcome">,
@@ -269,7 +259,7 @@ export class Settlements {
     return reply === 1 ? "taken" : reply === 0 ? "late" : "gone";
   }
 
-  /** Bad news, by bundle. */
+  /** Failures, by bundle. */
   async #fail(shard: number, ended: readonly Ended[], replies: Map<string, SettleReply>): Promise<void> {
     const { name, events, nodes, keys, shared } = this.#parts;
     const taken: Ended[] = [];
@@ -304,7 +294,7 @@ export class Settlements {
     await this.#announce(shard, taken, taken);
   }
 
-  /** One message for each gateway that put them. */
+  /** One message per gateway that put them. */
   #tell(shard: number, ended: readonly Ended[]): Arg[][] {
     const commands: Arg[][] = [];
     for (const [gateway, some] of Map.groupBy(ended, ({ entry }) => entry.gateway)) {
@@ -340,7 +330,7 @@ export class Settlements {
     if (commands.length > 0) nodes.pipeline(shard, commands).catch(() => {});
   }
 
-  /** Successes that are reused under a key of their own. */
+  /** Successes that are reused under a separate key. */
   #cache(taken: readonly Ended[]): void {
     const { nodes, keys } = this.#parts;
     const commands = taken.flatMap(({ record, cacheKey, cacheTtlMs }) => {
@@ -354,7 +344,7 @@ export class Settlements {
     if (commands.length > 0) this.cached = nodes.scatter(commands);
   }
 
-  /** A good outcome of a task that this pool no longer holds: another batcher has taken it over, or it has ended. */
+  /** A success of a task that this pool no longer holds: another batcher took it over, or it has ended. */
   async late(lease: Lease, id: string, output: string | undefined): Promise<SettleReply> {
     const { keys, shared, clock } = this.#parts;
     const claimed = lease.tasks.find(({ task }) => task.id === id);
@@ -374,7 +364,6 @@ export class Settlements {
     return reply;
   }
 
-  /** The command that notes which tasks run. */
   running(shard: number, lease: Lease): Arg[] {
     const { keys } = this.#parts;
     const some = lease.tasks.filter(({ task }) => keys.shardOf(task.id) === shard);

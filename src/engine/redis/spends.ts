@@ -1,11 +1,8 @@
 /**
- * Rate limits on Redis: units of one tick, and those that come while a call is on its way, are spent
- * together, in one call of the `spend` script per server (per shard on a Cluster). Units of one window are
- * one argument of it.
- *
- * A window is one key, so what is spent is exact however many processes spend. While Redis is away each
- * process counts for itself, from what Redis last said of the window: a limit is never open, and one that was
- * used up stays so until its minute is over.
+ * Rate limits on Redis: units of one tick, and those that arrive while a call is in flight, are spent in one call of
+ * the `spend` script per server (per shard on a Cluster), one argument per window. A window is one key, so limits are
+ * exact for any number of processes. While Redis is away each process counts from the last known value: a limit is
+ * never open, and an exhausted one stays so until its minute is over.
  */
 import { homeOf } from "../../core/home.ts";
 import { type Spent, Windows, WINDOW_MS } from "../../core/window.ts";
@@ -27,11 +24,9 @@ interface Spending {
 
 export class RedisSpends {
   readonly #parts: RedisParts;
-  /** For when Redis is away. */
-  readonly #windows = new Windows(MAX_SPENDERS);
+  readonly #windows = new Windows(MAX_SPENDERS); // for when Redis is away
   readonly #gathering: Gathering<Spending>;
-  /** Those that gather, by limit and window. */
-  readonly #open = new Map<string, Spending>();
+  readonly #open = new Map<string, Spending>(); // not yet sent, by limit and window
 
   readonly #cluster: boolean;
 
@@ -53,7 +48,7 @@ export class RedisSpends {
     }
     const spending = { key, name, shard, limit, answers: [resolve] };
     this.#open.set(`${limit} ${name}`, spending);
-    // On a Cluster a script keeps to one shard.
+    // On a Cluster a script is limited to one shard.
     this.#gathering.add(this.#cluster ? shard : 0, spending);
     return promise;
   }
@@ -78,7 +73,7 @@ export class RedisSpends {
     }
   }
 
-  /** Whoever came first gets what is left; `left` counts down from one to the next. */
+  /** In order of arrival; `left` counts down from one to the next. */
   #answer({ key, limit, answers }: Spending, [granted, left, closes]: readonly (number | Buffer)[]): void {
     const resetMs = Number(closes) / 1000;
     this.#windows.heard(key, limit - Number(left), this.#parts.clock.now() + resetMs);

@@ -66,10 +66,7 @@ export class Admission {
     return this.#rules().tiers[tier]!.name;
   }
 
-  /**
-   * Undefined: start now. Else resolves when this process has time; throws a Refusal if that takes too long. Call it
-   * once per request, before the body is read.
-   */
+  /** Undefined: start now. Else resolves when there is time, or throws a Refusal. Call before the body is read. */
   turn(caller: Caller): Promise<void> | undefined {
     const bottleneck = this.load.refuses(caller.tier);
     if (bottleneck === undefined) return this.load.turn();
@@ -87,7 +84,7 @@ export class Admission {
     return new Refusal("SERVICE_OVERLOADED", `${what}: ${now}; ${tryAgain(retryAfterMs)}`, { retryAfterMs });
   }
 
-  /** Counts an overload refusal and returns its retry slot. */
+  /** Counts an overload refusal and returns its retry slot, for `busy`. */
   countBusy(caller: Caller): number {
     this.load.refused();
     this.#busySlot = (this.#busySlot + 1) % BUSY_SLOTS;
@@ -95,9 +92,7 @@ export class Admission {
     return this.#busySlot;
   }
 
-  /**
-   * Counts one request, however many tasks it has, against its rates; undefined: none apply. Rejects with a Refusal.
-   */
+  /** Counts one request, of any number of tasks, against its rates; undefined: none apply. Rejects with a Refusal. */
   count(caller: Caller, model: string): Promise<Quota | undefined> | undefined {
     const { tiers, perUserPerMinute } = this.#rules();
     const limited = perUserPerMinute !== undefined || tiers[caller.tier]!.ratePerMinute !== undefined;

@@ -40,7 +40,6 @@ export function newApiKey(random: (bytes: number) => Uint8Array): string {
   return body + checksum(body);
 }
 
-/** The id of a well-formed key, else undefined. */
 export function readApiKey(text: string): string | undefined {
   if (text.length !== KEY_LENGTH || !SHAPE.test(text)) return undefined;
   let sum = 0;
@@ -57,7 +56,6 @@ export function isKeyId(text: string): boolean {
   return ID_SHAPE.test(text);
 }
 
-/** 32 bytes. */
 export function digestOf(key: string, secret: KeyObject): Buffer {
   return createHmac("sha256", secret).update(key).digest();
 }
@@ -92,14 +90,10 @@ export interface KeyRecord {
 }
 
 export interface KeyStore {
-  /**
-   * Synchronous if cached; undefined: no such key. Rejects with a Refusal if the store cannot be asked. Returns the
-   * same object while the record is unchanged.
-   */
+  /** Synchronous if cached, the same object while unchanged; undefined: no such key. Rejects if the store is down. */
   get(id: string): KeyRecord | undefined | Promise<KeyRecord | undefined>;
   list(): Promise<KeyRecord[]>;
   add(record: KeyRecord): Promise<void>;
-  /** False: no such key. */
   revoke(id: string): Promise<boolean>;
   /** The secret stored beside the keys, created on first use. */
   secret(): Promise<string>;
@@ -121,7 +115,6 @@ export function writeRecord(record: KeyRecord): object {
   };
 }
 
-/** Undefined if it is not a valid record. */
 export function readRecord(value: unknown): KeyRecord | undefined {
   if (typeof value !== "object" || value === null) return undefined;
   const fields = value as Readonly<Record<string, unknown>>;
@@ -140,10 +133,7 @@ export function byAge(records: Iterable<KeyRecord>): KeyRecord[] {
 
 export const MAX_USER = 255;
 
-/**
- * 1 to 255 characters, no control characters, no lone surrogates: UTF-8 turns those into U+FFFD, which would merge two
- * users.
- */
+/** 1 to 255 characters, no controls, no lone surrogates (UTF-8 makes them U+FFFD, which would merge two users). */
 export function isUser(text: unknown): text is string {
   if (typeof text !== "string" || text.length === 0 || text.length > MAX_USER) return false;
   return !/[\u0000-\u001f\u007f-\u009f\u2028\u2029]/.test(text) && text.isWellFormed();

@@ -30,7 +30,6 @@ export interface CapacityRules extends Thresholds {
   readonly totalMs: number;
 }
 
-/** The state of a model's workers, and what other gateways admit. */
 export interface Prospects {
   horizon(now: number): Horizon;
   /** Whether an idle worker can take one more beside the waiting tasks; cheaper than the horizon. */
@@ -69,7 +68,6 @@ export class CapacityGate {
     return this.#rules.model;
   }
 
-  /** Tasks per ms admitted here, by tier. */
   admittedPerMs(now: number): number[] {
     return this.#admitted.map((rate) => rate.perMs(now));
   }
@@ -94,7 +92,6 @@ export class CapacityGate {
     return { ...answerTo(reason, caller.tier, horizon), reason, waitMs: this.retryInMs(caller, now) };
   }
 
-  /** Retry time for a caller without capacity. */
   retryInMs(caller: Caller, now: number): number {
     return this.#slots.reserve(caller.tier, this.#line(caller, now), this.#prospects.horizon(now), now);
   }

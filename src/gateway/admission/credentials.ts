@@ -36,7 +36,6 @@ export interface TokenCheck {
 }
 
 export interface CredentialRules {
-  /** In config order. */
   readonly tiers: readonly { readonly name: string }[];
   /** Undefined: a credential is required. */
   readonly anonymousTier?: string | undefined;
@@ -64,7 +63,6 @@ interface Proven {
   readonly caller: Caller;
 }
 
-/** The tenant of every request without authentication. */
 export const ANONYMOUS = "anonymous";
 /** Compared with for unknown ids, so that they take as long as known ones. */
 const NO_DIGEST = Buffer.alloc(32);

@@ -35,7 +35,6 @@ export class KeyFile implements KeyStore {
   readonly #watched: WatchedFile;
   #keys: ReadonlyMap<string, KeyRecord> = new Map();
   #seen = false;
-  /** Why the last read failed; "": it did not. */
   #trouble = "";
 
   constructor({ path, reloadMs }: KeyFileOptions, clock: Clock, events: Events) {
@@ -209,12 +208,10 @@ function parse(text: string): Map<string, KeyRecord> {
   return records;
 }
 
-/** Path of a keys file's secret. */
 export function secretOf(keysFile: string): string {
   return `${keysFile}.secret`;
 }
 
-/** Undefined: none yet. */
 export async function readSecret(path: string): Promise<string | undefined> {
   try {
     const text = (await readText(path)).trim();
@@ -226,7 +223,6 @@ export async function readSecret(path: string): Promise<string | undefined> {
   }
 }
 
-/** A unique name in the same folder. */
 function draftOf(path: string): string {
   return `${path}.${randomBytes(6).toString("hex")}.new`;
 }
@@ -258,7 +254,6 @@ function cannot(what: string, path: string, error: unknown): Error {
 export interface FileNews {
   /** The initial text and every change; undefined: no such file. */
   changed(text: string | undefined): void;
-  /** The file exists and cannot be read. */
   failed(why: string): void;
 }
 

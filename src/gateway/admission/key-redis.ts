@@ -21,9 +21,7 @@ import { byAge, type KeyRecord, type KeyStore, readRecord, writeRecord } from ".
 export interface KeyRedisOptions {
   readonly reloadMs: number;
   readonly graceMs: number;
-  /** How long to wait for a replica to confirm a change. */
   readonly waitMs: number;
-  /** Full name of a shard 0 key. */
   key(name: string): string;
 }
 

@@ -26,10 +26,8 @@ export class ProcessLoad {
   readonly #pace = new Pace();
   readonly puts = new PutWait();
   readonly #waiting = { requests: 0, msEach: 0, busyMs: 0 } satisfies Waiting;
-  /** Requests started and refused in this turn. */
   #begun = 0;
   #refused = 0;
-  /** A callback for the end of this turn is scheduled. */
   #inTurn = false;
   /** Since when the queue has not been empty. */
   #busySince = 0;
@@ -54,7 +52,6 @@ export class ProcessLoad {
     return refusesPut(tier, this.#tiers, this.puts.ms(this.#clock.now())) ? "put" : undefined;
   }
 
-  /** Whether any tier is refused. */
   get refusing(): boolean {
     return this.refuses(this.#tiers - 1) !== undefined;
   }

@@ -22,7 +22,6 @@ import { type Caller, type CallerOf, type TokenCheck, unauthenticated } from "./
 import { isUser } from "./api-keys.ts";
 import { WatchedFile } from "./key-file.ts";
 
-/** Accepted clock skew to the issuer. */
 export const SKEW_MS = 60_000;
 
 export interface TokenRules {
@@ -47,7 +46,6 @@ const MAX_TOKEN = 8192;
 const REMEMBER_MS = 60_000;
 const MAX_REMEMBERED = 10_000;
 const MAX_REMEMBERED_CHARS = 16 * 2 ** 20;
-/** Three base64url parts; the signature must not be empty. */
 const SHAPE = /^[\w-]+\.[\w-]+\.[\w-]+$/;
 /** RFC 7519 and RFC 9068; other types are for another purpose. */
 const TYPES = new Set(["jwt", "at+jwt", "application/jwt", "application/at+jwt"]);
@@ -167,7 +165,6 @@ export class PublicKeyFile implements PublicKeys {
     this.#watched = new WatchedFile(path, reloadMs, clock, { changed, failed });
   }
 
-  /** Rejects with a one-line message if there is no usable key at the start. */
   static async open(
     path: string,
     algorithm: string,

@@ -50,10 +50,8 @@ import type {
 import { apportion } from "./usage.ts";
 
 const PATH = "/v2/embed";
-/** Inputs per call. */
 const MAX_BATCH_SIZE = 96;
 const KINDS = ["texts", "inputs", "images"];
-/** Fields that a call sets itself. */
 const SET: ReadonlySet<string> = new Set(["model", ...KINDS]);
 const OWN: ReadonlySet<string> = new Set([...SET, "embedding_types", "priority"]);
 const TYPES = ["float", "int8", "uint8", "binary", "ubinary", "base64"];

@@ -52,9 +52,7 @@ export function asBase64(text: Json): Json {
   return `"${(LITTLE ? bytes : bytes.swap32()).toString("base64")}"`;
 }
 
-/**
- * The fields of a task's output. A trailing embedding, where Ferry's worker sides write it, is cut without scanning it.
- */
+/** A task's output fields. A trailing embedding, where Ferry's worker sides write it, is cut without scanning. */
 export function outputFields(output: Json): Fields | undefined {
   const at = output.indexOf('"embedding":[');
   if (at < 0 || output.indexOf("]", at) !== output.length - 2) return cutFields(output);

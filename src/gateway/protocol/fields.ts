@@ -77,10 +77,7 @@ export function wholeNumber(text: Json | undefined): number | undefined {
   return text !== undefined && /^\d{1,15}$/.test(text) ? Number(text) : undefined;
 }
 
-/**
- * The body with some values replaced; `replaced` returns undefined to keep one. Throws a Refusal unless it is checked
- * JSON.
- */
+/** Replaces some values; `replaced` returns undefined to keep one. Throws a Refusal unless it is checked JSON. */
 export function withFields(body: Buffer, replaced: (name: string, text: Json) => Json | undefined): Buffer {
   const { text, fields } = checkedJson(body);
   let made = "";
@@ -127,7 +124,6 @@ export function sent(parameters: Json, but: ReadonlySet<string> = NONE): string 
   return parts.join(",");
 }
 
-/** A JSON body: `start`, then the parameters as in `sent`. */
 export function callBody(start: string, parameters: Json, but: ReadonlySet<string>): Json {
   const more = sent(parameters, but);
   return `{${start}${more === "" ? "" : `,${more}`}}`;
@@ -138,10 +134,7 @@ export function between(parameters: Json, name: `$${string}`): Json | undefined 
   return parameters.includes(`"${name}"`) ? cutFields(parameters)?.get(name) : undefined;
 }
 
-/**
- * Names the client's credential (`workers/backend/vault.ts`). As a parameter it keeps tasks with other credentials out
- * of the batch.
- */
+/** Names the client's credential (`workers/backend/vault.ts`). A parameter, so that only its tasks share a batch. */
 const CREDENTIAL = "$auth";
 
 export function checkUncredited(parameters: Json): void {
@@ -153,7 +146,6 @@ export function credited(parameters: Json, name: string): Json {
   return canonical(`{"${CREDENTIAL}":${JSON.stringify(name)}${more}}`);
 }
 
-/** Reverses `credited`. */
 export function uncredited(parameters: Json): { parameters: Json; name: string | undefined } {
   const name = between(parameters, CREDENTIAL);
   if (name === undefined) return { parameters, name };
@@ -188,10 +180,7 @@ export function objectText(fields: Readonly<Record<string, Json | number | undef
   return `{${parts.join(",")}}`;
 }
 
-/**
- * A copy. V8 substrings point into their parent, so one output kept for ten minutes would keep its whole batch's
- * megabytes.
- */
+/** A copy: V8 substrings keep their parent alive, so one stored output would keep its whole batch's megabytes. */
 export function detached(text: string): string {
   return Buffer.from(text, "utf8").toString("utf8");
 }
@@ -217,7 +206,6 @@ export function askWorker({ model }: ModelFacts): "worker" | undefined {
   return model === undefined ? undefined : "worker";
 }
 
-/** Derives `render` from `pieces`. */
 export function inPieces(pieces: NonNullable<Drafts["pieces"]>): Pick<Drafts, "render" | "pieces"> {
   const render = (...asked: Parameters<typeof pieces>): ProtocolAnswer => {
     const { headers, texts } = pieces(...asked);

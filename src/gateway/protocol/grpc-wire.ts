@@ -37,7 +37,6 @@ export function codeNumber(code: GrpcCode): number {
   return GRPC_CODES.indexOf(code);
 }
 
-/** `grpc-status` as a code; UNKNOWN for an invalid number. */
 export function codeOf(status: string): GrpcCode {
   return (/^\d{1,2}$/.test(status) ? GRPC_CODES[Number(status)] : undefined) ?? "UNKNOWN";
 }
@@ -82,7 +81,6 @@ export class Unframer {
     this.#maxBytes = maxBytes;
   }
 
-  /** False once it cannot become a message. */
   take(chunk: Buffer): boolean {
     if (this.#flaw !== undefined) return false;
     this.#chunks.push(chunk);

@@ -42,7 +42,6 @@ import type {
 const OWN: ReadonlySet<string> = new Set(["instances", "inputs"]);
 /** TensorFlow Serving never checks the type, and its examples use `curl -d`. */
 const TYPES = ["application/json", "", "application/x-www-form-urlencoded"];
-/** The end of a worker's URL, behind its base. */
 const ENDPOINT = /\/v1\/models\/([^/:]+)(\/(versions|labels)\/[^/:]+)?:predict$/;
 
 export const kserveV1: Protocol = {

@@ -59,7 +59,6 @@ interface InferCall {
   readonly model: string;
   /** Echoed. */
   readonly id: string;
-  /** The client sent typed contents. */
   readonly typed: boolean;
   /** The name of the output, if exactly one is requested. */
   readonly only?: string | undefined;
@@ -160,7 +159,6 @@ interface WorkerBatch {
 }
 
 interface WorkerCall extends Encoded {
-  /** The client asked for a version. */
   readonly named: boolean;
 }
 
@@ -219,7 +217,6 @@ function withoutHttp(parameters: Fields | undefined): Parameters {
 
 type WorkerOutputs = CutReply | (Flawed & { readonly outputs?: never; readonly inseparable?: never });
 
-/** The output of each of `rows` tasks, from a ModelInferResponse. */
 export function outputsOf(bytes: Buffer, rows: number): WorkerOutputs {
   return flawless(() => {
     const { tensors, raw, version, parameters } = readInferResponse(bytes);

@@ -157,7 +157,6 @@ interface WrittenInfer extends InferHead {
     readonly raw: Buffer;
   })[];
   readonly outputs?: readonly RequestedOutput[];
-  /** Write `contents` instead of raw bytes. */
   readonly typed: boolean;
 }
 
@@ -230,7 +229,6 @@ function writeChoice(text: Json): ProtoWriter {
   return writer;
 }
 
-/** The request of ModelReady and ModelMetadata. */
 export function readModelName(bytes: Buffer): { readonly name: string; readonly version: string } {
   const asked = { name: "", version: "" };
   const reader = new ProtoReader(bytes);
@@ -249,7 +247,6 @@ export function writeModelName(name: string, version: string): ProtoWriter {
   return writer;
 }
 
-/** The reply of ServerLive, ServerReady and ModelReady. */
 export function readYes(bytes: Buffer): boolean {
   let yes = false;
   const reader = new ProtoReader(bytes);
@@ -294,10 +291,7 @@ export function writeModelMetadata(model: ModelDescription): ProtoWriter {
   return writer;
 }
 
-/**
- * The lists of `InferTensorContents` by field number. Floats are packed as in memory, so a float tensor is a slice;
- * integers are varints. FP16 and BF16 have no list and are sent raw only.
- */
+/** `InferTensorContents` lists by field number; floats are packed as in memory. FP16 and BF16 are sent raw only. */
 const LISTS: readonly (readonly string[])[] = [
   [],
   ["BOOL"],

@@ -45,7 +45,6 @@ export interface FormTensor {
 }
 
 export interface PayloadTensor extends FormTensor {
-  /** Raw bytes, or a flat JSON array. */
   readonly payload: Buffer | Json;
 }
 
@@ -155,10 +154,7 @@ function readForm(parameters: Json): Form | undefined {
   }
 }
 
-/**
- * Elements of a binary task's BYTES tensors as texts; undefined for other tasks. A generator, since a row may hold very
- * many. Truncated data is refused later.
- */
+/** Texts of a binary task's BYTES elements; undefined for other tasks. A generator: a row may hold very many. */
 export function bytesTexts(input: Json, parameters: Json): Iterable<string> | undefined {
   if (!parameters.includes('"binary"')) return undefined;
   try {
@@ -182,7 +178,6 @@ function* textsIn(rows: readonly string[]): Generator<string, void> {
   }
 }
 
-/** The shape of a tensor in a call with so many rows. */
 export function callShape({ shape }: FormTensor, { whole }: Form, rows: number): readonly number[] {
   return whole ? shape : [rows, ...shape];
 }
@@ -229,7 +224,6 @@ export type CutReply =
       readonly rows: number | undefined;
     };
 
-/** The output of each row. Throws a TensorFlaw. */
 export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside: Beside): CutReply {
   if (tensors.length === 0) throw new TensorFlaw("holds no outputs");
   const odd = tensors.find(({ shape }) => rows > 1 && shape[0] !== rows);
@@ -282,7 +276,6 @@ interface OutputRow extends Beside {
   readonly outputs: readonly RowOutput[];
 }
 
-/** Name of a function's tensor if the client names none. */
 const OUTPUT_NAME = "output-0";
 
 /** A task's output. Throws a TensorFlaw whose message follows "the model's answer". */
@@ -375,7 +368,6 @@ function differing(): TensorFlaw {
   return new TensorFlaw("has rows of different shapes; send one row in each request");
 }
 
-/** A tensor without its values. Throws a TensorFlaw. */
 export function readHead(fields: Fields): FormTensor {
   return {
     name: textField(fields, "name"),

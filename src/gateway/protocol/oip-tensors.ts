@@ -21,7 +21,6 @@ import { endianness } from "node:os";
 import { splitArray } from "../../core/json-split.ts";
 import { type Dtype, flatTexts } from "../../core/tensor.ts";
 
-/** Advice for values that JSON cannot express. */
 export const USE_BINARY = "use the binary form";
 
 /** The data does not match its description. */
@@ -29,10 +28,7 @@ export class TensorFlaw extends Error {}
 
 /** Per request or reply; more than any model has. */
 export const MAX_TENSORS = 1024;
-/**
- * Rows × tensors per message. Empty rows take no bytes, so the message size does not bound them. 65,536 take some 15
- * ms.
- */
+/** Rows × tensors per message; empty rows take no bytes, so its size bounds nothing. 65,536 take some 15 ms. */
 const MAX_CELLS = 65_536;
 
 /** Datatype → bytes per element; the bits are in the name. */
@@ -66,7 +62,6 @@ export function datatypeBytes(datatype: string): number {
   throw new TensorFlaw(`has the datatype ${JSON.stringify(datatype.slice(0, 32))}, which is not known`);
 }
 
-/** As the shape states; nothing is allocated yet. */
 export function rowsOf(shape: readonly number[]): number {
   const rows = shape[0];
   if (rows === undefined) throw new TensorFlaw("has an empty shape; dimension 0 must be that of the batch");
@@ -128,9 +123,7 @@ function elementEnd(bytes: Buffer, at: number): number {
   return end;
 }
 
-/**
- * The elements of a raw BYTES tensor as slices. A generator: an empty element takes four bytes, its slice a hundred.
- */
+/** Elements of a raw BYTES tensor as slices. A generator: an empty element takes four bytes, its slice a hundred. */
 export function* elementsOfBytes(bytes: Buffer): Generator<Buffer, void> {
   for (let at = 0; at < bytes.length;) {
     const end = elementEnd(bytes, at);
@@ -260,7 +253,6 @@ function collect(array: string, into: string[]): void {
   }
 }
 
-/** Rows of equal length. */
 export function rowsOfFlat(text: string, rows: number): string[] {
   const start = text.indexOf("[") + 1;
   const end = text.lastIndexOf("]");
@@ -307,7 +299,6 @@ function commasOf(text: string, start: number, end: number): number[] {
   return commas;
 }
 
-/** The index behind the closing quote of the string at `start`. */
 function stringEnd(text: string, start: number): number {
   for (let end = text.indexOf('"', start + 1); end >= 0; end = text.indexOf('"', end + 1)) {
     let before = end;

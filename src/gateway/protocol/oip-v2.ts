@@ -90,7 +90,6 @@ const BYTES_TYPE = "application/octet-stream";
 const BINARY_EXTENSION = "binary_tensor_data";
 /** Not every client states a type. */
 const TYPES = ["application/json", BYTES_TYPE, "", "application/x-www-form-urlencoded"];
-/** The end of a worker's URL, behind its base. */
 const ENDPOINT = /\/v2\/models\/([^/]+)(\/versions\/[^/]+)?\/infer$/;
 const MODEL = ["/v2/models/{model}", "/v2/models/{model}/versions/{version}"];
 const KNOWN = new Set(["id", "parameters", "inputs", "outputs"]);
@@ -142,7 +141,6 @@ function truth(name: "live" | "ready", yes: boolean): ProtocolAnswer {
   return { status: yes ? 200 : 400, body: JSON.stringify({ [name]: yes }) };
 }
 
-/** All models of this protocol, as the specification requires. */
 function allReady({ models, ready }: ModelFacts): boolean {
   return ready && models.every((model) => !model.protocols.includes("oip-v2") || model.ready);
 }
@@ -298,7 +296,6 @@ function partsOf(
   return { json: body.subarray(0, bytes), raw: body.subarray(bytes) };
 }
 
-/** Reads consecutive raw tensors. */
 class RawReader {
   #rest: Buffer;
 
@@ -319,7 +316,6 @@ class RawReader {
   }
 }
 
-/** Undefined if the tensor is not binary. */
 function binarySize(parameters: Fields | undefined): number | undefined {
   const text = parameters?.get("binary_data_size");
   if (text === undefined) return undefined;
@@ -363,7 +359,6 @@ function valuesOf({ data, raw, datatype }: RowOutput): Json {
   return data ?? jsonFromRaw(joinBytes("", [raw]), datatype);
 }
 
-/** The end of the head of a tensor whose bytes follow the JSON. */
 function sizedPart(raws: readonly (string | Buffer)[], parameters: Fields | undefined): string {
   const size = raws.reduce((sum, raw) => sum + byteCount(raw), 0);
   const own = objectPart("parameters", parameters);

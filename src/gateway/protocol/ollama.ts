@@ -150,7 +150,6 @@ const UNITS: Readonly<Record<string, number>> = {
 const PART = /(\d+(?:\.\d*)?|\.\d+)(h|ms|m|s|us|µs|μs|ns)/g;
 const DURATION = new RegExp(`^[-+]?(?:${PART.source})+$`);
 
-/** Undefined if missing. Throws a Refusal unless it is a duration. */
 function readKeepAlive(fields: Fields): Json | undefined {
   if (!isSet(fields, "keep_alive")) return undefined;
   const text = fields.get("keep_alive")!;

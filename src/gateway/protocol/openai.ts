@@ -67,7 +67,6 @@ const EMBEDDINGS = "/v1/embeddings";
 const COMPLETIONS = "/v1/completions";
 const EMBEDDINGS_OWN: ReadonlySet<string> = new Set(["model", "input", "encoding_format", "user"]);
 const COMPLETIONS_OWN: ReadonlySet<string> = new Set(["model", "prompt", "user", "stream"]);
-/** Inputs per embeddings call. */
 const MAX_EMBEDDINGS = 2048;
 
 export const listModels: AboutRoute = { path: "/v1/models", tell: modelList };
@@ -150,7 +149,6 @@ function* embeddingPieces(outputs: readonly Json[], model: string, format: strin
   yield `],"model":${JSON.stringify(model)},"usage":${usage}}`;
 }
 
-/** From the output of any backend. Throws a Refusal. */
 function embeddingOf(output: Json): { embedding: Json; promptTokens: number } {
   const tensor = embeddingText(output);
   if (tensor !== output) return { embedding: tensor, promptTokens: 0 };
@@ -298,7 +296,6 @@ interface Completions extends ReturnType<typeof originOf> {
   readonly completionTokens: number;
 }
 
-/** One prompt's output from any backend. Throws a Refusal. */
 function completionsOf(output: Json): Completions {
   const whole = output.startsWith("{") ? cutFields(output) : undefined;
   const list = whole?.get("choices");
@@ -320,7 +317,6 @@ function completionsOf(output: Json): Completions {
   };
 }
 
-/** A choice without the fields that are rendered elsewhere. */
 function choiceText(fields: Fields): Json {
   const choice = { logprobs: "null", finish_reason: '"stop"', ...Object.fromEntries(fields) };
   return objectText({ ...choice, index: undefined, prompt_tokens: undefined, completion_tokens: undefined });

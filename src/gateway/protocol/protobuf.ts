@@ -32,7 +32,6 @@ export class ProtoReader {
   readonly #depth: number;
   #at = 0;
   #type = 0;
-  /** Halves of the last varint. */
   #low = 0;
   #high = 0;
   /** Number of the current field; the methods below read or skip its value. */
@@ -208,7 +207,6 @@ const MAX_VARINT_BYTES = 10;
 export class ProtoWriter {
   readonly #parts: Buffer[] = [];
   #open = Buffer.allocUnsafe(FIRST_BYTES);
-  /** Range of the bytes in no part yet. */
   #start = 0;
   #at = 0;
   #closed = 0;

@@ -85,7 +85,6 @@ export interface Unbatched {
 export interface ProtocolAnswer {
   readonly status?: number;
   readonly type?: string;
-  /** Name, value, name, value… */
   readonly headers?: readonly string[];
   readonly body: string | Buffer;
 }
@@ -98,9 +97,7 @@ export interface Known {
 
 export interface ModelFacts {
   readonly models: readonly Known[];
-  /** The model named by the path; undefined if none or unknown. */
   readonly model: Known | undefined;
-  /** Whether this process accepts requests. */
   readonly ready: boolean;
   readonly version: string;
   readonly maxInputs: number;
@@ -116,11 +113,9 @@ export interface InferRoute {
 
 export interface AboutRoute {
   readonly path: string;
-  /** Needs no credentials: for probes. */
   readonly open?: boolean;
   /** "worker": ask a worker of that model; undefined: not found. */
   tell(about: ModelFacts): ProtocolAnswer | "worker" | undefined;
-  /** Used if no worker can be asked. */
   fallback?(about: ModelFacts): ProtocolAnswer;
 }
 
@@ -167,14 +162,9 @@ export interface WorkerSide {
   readonly extension?: { readonly path: string; readonly listed: (text: string) => boolean };
   /** Replies are not all JSON; it checks them itself. */
   readonly readsBytes?: boolean;
-  /** The path of a worker's URL without this protocol's part. */
   basePath(path: string): string;
-  /** The model name in the path of a worker's URL, if any. */
   modelOf?(path: string): string | undefined;
-  /**
-   * `model`: its name at the worker. Inputs and parameters may be anything the native API accepts. `plain`: without the
-   * extension.
-   */
+  /** `model`: name at the worker. Inputs may be anything the native API accepts. `plain`: without the extension. */
   call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): WorkerCall;
   outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs;
 }
@@ -209,6 +199,5 @@ export interface PassReceiver {
 
 export interface PassUnderway {
   resume(): void;
-  /** Cancels the request. */
   recall(): void;
 }

@@ -256,11 +256,9 @@ function listOf(text: Json, name: string, { maxInputs }: RequestLimits): readonl
 
 interface TeiOutput {
   readonly value: Json;
-  /** Undefined if the worker does not count. */
   readonly tokens: number | undefined;
 }
 
-/** From the output of any backend. Throws a Refusal if it holds no value. */
 function readOutput(output: Json, name: TeiRoute): TeiOutput {
   if (!output.startsWith("{")) return { value: output, tokens: undefined };
   const tensor = readBinary(output);
@@ -287,7 +285,6 @@ function computeHeaders(outputs: readonly Pick<TeiOutput, "tokens">[]): readonly
   return ["x-compute-tokens", String(sum)];
 }
 
-/** Undefined if `/info` has no valid number. */
 function batchSizeIn(info: string): number | undefined {
   const said = cutFields(info)?.get("max_client_batch_size") ?? "";
   return /^[1-9]\d{0,8}$/.test(said) ? Number(said) : undefined;

@@ -25,7 +25,6 @@ export function tokenCount(usage: Json | undefined, name: string): number | unde
   return text !== undefined && /^\d{1,12}$/.test(text) ? Number(text) : undefined;
 }
 
-/** The number of tokens, or the length of the text. */
 export function weightOf(input: Json): number {
   if (!input.startsWith("[")) return Math.max(1, input.length - 2);
   let commas = 1;

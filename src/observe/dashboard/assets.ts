@@ -1,10 +1,7 @@
 /**
- * The page's files: `/` and `/assets/NAME`.
- *
- * They hold no data, so they need no token; what they show comes from /internal/live, which does. Each file is
- * read and compressed once, when it is first asked for. A browser keeps them and asks each time whether they are still
- * the same (ETag, 304), so a new version is never mixed with an old one. Nothing on the page comes from another
- * host, and nothing on it may be asked to: the content security policy says so to the browser.
+ * The page's files: `/` and `/assets/NAME`. They hold no data and need no token; the data come from /internal/live,
+ * which does. Each file is read and compressed once, on first request. Browsers revalidate every time (ETag, 304), so
+ * versions never mix. The content security policy forbids other hosts.
  */
 import { hash } from "node:crypto";
 import { readdirSync, readFileSync } from "node:fs";
@@ -44,7 +41,6 @@ export interface Asset {
   readonly etag: string;
 }
 
-/** Name → how to read it, all that the page consists of. */
 export function findAssets(): ReadonlyMap<string, () => Asset> {
   const folder = new URL("./page/", import.meta.url);
   const own = readdirSync(folder).filter((name) => TYPES[extname(name)] !== undefined);
@@ -81,7 +77,7 @@ export function assetRoutes(assets = findAssets()): Routes {
 }
 
 function send(exchange: Exchange, { type, bytes, gzipped, etag }: Asset): void {
-  // The tab's icon says that Ferry is gone: then it cannot be asked for it any more.
+  // The tab icon must still load when Ferry is gone: it shows exactly that.
   const kept = type === TYPES[".svg"] ? "max-age=604800" : "no-cache";
   const headers = [...SAFETY, "cache-control", kept, "etag", etag];
   if (exchange.header("if-none-match")?.includes(etag) === true) return exchange.sendNothing(304, headers);

@@ -1,12 +1,13 @@
 /**
- * The recent batches of one model, and the time they took of their workers.
+ * Recent batches of one model, and the worker time they used.
  *
- * `began` and `ended` follow the batches of this process. A gateway runs none: `seen` takes those of other processes from
- * the ends of tasks that came through here; a batch whose tasks all came through other gateways, or all failed, is not seen.
+ * `began` and `ended` follow this process's batches. A gateway runs none: `seen` derives other processes' batches from
+ * the ends of tasks that came through here, so a batch whose tasks all came through other gateways, or all failed, is
+ * missed.
  *
- * A running batch is counted up to the end of each second (`account`), so that one that hangs shows as busy. A taken seat
- * is `filled` time, a free one `empty` time; together they are the worker's time. At most `maxRows` are kept, and a quarter
- * as many of those that changed since the last look are listed; the others are counted.
+ * A running batch is accounted up to the end of each second (`account`), so a hanging one shows as busy. Worker time =
+ * `filled` (occupied places) + `empty`. At most `maxRows` are kept; at most a quarter as many changed ones are listed
+ * per frame, the rest counted.
  */
 import { type BatchNote, DISPATCH_REASONS } from "../../core/task.ts";
 import type { BatchedTask } from "../events.ts";
@@ -14,11 +15,10 @@ import { type BatchRow, FILL_STEPS } from "./frames.ts";
 import { COLUMN, type SlotRing } from "./slots.ts";
 import type { WorkerBook } from "./workers.ts";
 
-/** Older ones are not shown. */
 const SHOWN_MS = 60_000;
-/** The longest time that lanes draw. Of older ones nobody misses any. */
+/** The longest span that lanes draw; older rows dropped from a frame do not count as missing. */
 const DRAWN_MS = 6000;
-/** The order of `DISPATCH_REASONS` is the order of their columns. */
+/** The columns are in the order of `DISPATCH_REASONS`. */
 const FIRST_REASON = COLUMN.full;
 
 class Row {
@@ -32,7 +32,6 @@ class Row {
   calls = 0;
   attempt = 1;
   tiers = "";
-  /** Its time is counted up to here. */
   countedTo: number;
   listed = false;
 
@@ -74,7 +73,7 @@ export class BatchBook {
   readonly #maxRows: number;
   readonly #slots: SlotRing;
   readonly #workers: WorkerBook;
-  /** In a ring; `#next` is the place of the next one. */
+  /** A ring; `#next` is the next index. */
   readonly #rows: Row[] = [];
   #next = 0;
   readonly #byId = new Map<string, Row>();
@@ -107,7 +106,7 @@ export class BatchBook {
     this.#running.delete(row);
     row.endedAt = row.startedAt + busyMs;
     row.calls = calls;
-    // It may have ended a moment before the second did, and been counted to its end: then this takes it back.
+    // It may have ended just before the second did, after being counted to the end of it: this subtracts the excess.
     this.#spend(row, row.endedAt);
     this.#workers.took(row.worker, busyMs, row.size, row.endedAt);
     this.#list(row);
@@ -129,13 +128,13 @@ export class BatchBook {
     this.#workers.took(row.worker, row.endedAt - row.startedAt, row.size, row.endedAt);
   }
 
-  /** Counts what runs up to `now`, the end of a second. */
+  /** Accounts running batches up to `now`, the end of a second. */
   account(now: number): void {
-    // One that began between the second's end and this moment is counted with the next.
+    // A batch that began after the end of the second is counted with the next.
     for (const row of this.#running) if (row.countedTo < now) this.#spend(row, now);
   }
 
-  /** What changed since this was last asked. */
+  /** Changes since the last call. */
   takeChanged(): Shown {
     const shown = { rows: this.#changed.map((row) => row.onWire()), leftOut: this.#changedMore };
     this.forgetChanged();
@@ -148,7 +147,7 @@ export class BatchBook {
     this.#changedMore = 0;
   }
 
-  /** All of the last minute, oldest first; the newest `most` of them. `leftOut`: of those that would be drawn. */
+  /** The last minute, oldest first, at most the newest `most`. `leftOut` counts only batches that would be drawn. */
   lately(now: number, most: number): Shown {
     const found: Row[] = [];
     for (const row of this.#rows) {

@@ -1,10 +1,8 @@
 /**
- * What happens, folded into seconds while it happens, so that whoever looks is shown sums and never a request.
- *
- * It listens to events and once a second looks at the process through its `Sight`; an event counts in the
- * second that runs. `frame` tells what changed since a `Cursor`, `hello` all that is kept. Between looks nothing
- * is computed; while nobody looks there is only the counting. Measured in a loop (`node bench/listeners.ts`, `later.ts`): an
- * answered request 40 ns (50 in a fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
+ * Aggregates events per second for the dashboard: viewers get sums, never single requests. Listens to events and reads
+ * the process's `Sight` once a second. `frame` returns what changed since a `Cursor`, `hello` everything kept. Without
+ * viewers only the counting runs. Measured (`node bench/listeners.ts`, `later.ts`): an answered request 40 ns (50 in a
+ * fleet), a queued task 40 ns, a batch of 64 from start to end 2 µs.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../events.ts";
@@ -17,10 +15,8 @@ import { COLUMN } from "./slots.ts";
 
 export interface FoldRules {
   readonly models: readonly ShownModel[];
-  /** Best first. */
   readonly tiers: readonly string[];
   readonly role: string;
-  /** The share of their capacity that workers are planned for. */
   readonly targetUtilization: number;
 }
 
@@ -32,29 +28,28 @@ export interface FoldParts {
   readonly delay: Pick<LoopDelay, "take" | "stop">;
 }
 
-/** How far those who watch have been told. */
+/** What viewers have been sent. */
 interface Cursor {
   second: number;
   notes: number;
 }
 
 const SECOND_MS = 1000;
-/** Batches that are remembered, shared by the models; but for each at least as many as may run at once. */
+/** Batches kept, shared by the models; each model keeps at least as many as may run at once. */
 const MAX_BATCHES = 4096;
 const LEAST_BATCHES = 256;
-/** A hello stays below 300 KB with them. */
+/** Keeps a hello below 300 KB. */
 const HELLO_ROWS = 1000;
 /**
- * So many models are told with their whole history, more with less of it, down to a minute: a hello is made while
- * no request moves, and takes about 1 ms and 0.1 MB for each model with its 15 minutes.
+ * Models sent with full history; with more models each gets less, down to a minute. A hello blocks the event loop for
+ * about 1 ms and 0.1 MB per model with 15 minutes.
  */
 const WHOLE_HISTORIES = 16;
 const LEAST_SECONDS = 60;
 /** A frame stays below this, unless the workers alone need more. */
 const FRAME_BYTES = 8192;
-/** Batches that a model's frame may show at least, whatever else is in it. */
 const LEAST_ROWS = 8;
-/** Parts of a frame around its batches: "event: frame", commas. */
+/** Framing around the batches: "event: frame", commas. */
 const AROUND_BYTES = 64;
 
 export class Fold {
@@ -84,7 +79,7 @@ export class Fold {
     this.#alarm = this.#setAlarm();
   }
 
-  /** What changed since the frame before; the same for everybody who watches. */
+  /** Changes since the frame before; the same for every viewer. */
   frame(): Frame {
     const frame = this.#snapshot(this.#cursor.second, this.#cursor.notes);
     const shown = this.#models.map(({ batches }) => batches.takeChanged());
@@ -94,7 +89,7 @@ export class Fold {
     return { ...frame, models: frame.models.map((model, at) => withBatches(model, fitted[at]!)) };
   }
 
-  /** What was seen before. Frames go on from here: ask for one before, for those who watched already. */
+  /** Everything kept. Advances the cursor: send existing viewers a `frame` first. */
   hello(): Frame {
     const now = this.#parts.clock.now();
     const share = Math.floor((HISTORY_SECONDS * WHOLE_HISTORIES) / this.#models.length);
@@ -110,7 +105,7 @@ export class Fold {
     };
   }
 
-  /** Of a fleet: a task that came through this process has ended. Batches that others run are known from these. */
+  /** In a fleet: a task that came through this process has ended. Other processes' batches are known from these. */
   ended(record: EndedTask): void {
     this.#byName.get(record.task.model)?.ended(record);
   }
@@ -151,7 +146,7 @@ export class Fold {
     this.#byName.get(request.model)?.answered(request);
   }
 
-  /** Whose it must be when nobody says. */
+  /** The model when the event does not name one. */
   #only(): ModelFold | undefined {
     return this.#models.length === 1 ? this.#models[0] : undefined;
   }
@@ -173,7 +168,7 @@ export class Fold {
     for (; this.#second < second; this.#second++) {
       for (const model of this.#models) {
         const seen = sights.find(({ name }) => name === model.rules.name);
-        // Of our own an event has told; of those that others run nobody else does.
+        // Our own workers publish events; other processes' state changes show only here.
         for (const { name, own, state, down } of model.close(seen, this.#heardWorkers(seen), late, now)) {
           if (!own) this.#notes.workerIs(model.rules.name, name, state, down?.why ?? "");
         }
@@ -183,7 +178,7 @@ export class Fold {
     this.#alarm = this.#setAlarm();
   }
 
-  /** Workers whose batches come to our ears: a batcher hears only of its own. */
+  /** Workers whose batches are reported here: a batcher only knows its own. */
   #heardWorkers(sight: ModelSight | undefined): number {
     if (sight === undefined) return 0;
     if (this.#rules.role !== "batcher") return sight.workers.length;
@@ -238,7 +233,7 @@ function withBatches(model: Bare, { rows, leftOut }: Shown): ModelFrame {
   return { ...model, batches: rows, batchesLeftOut: leftOut };
 }
 
-/** An even share for each model; what one does not need is for those that have more batches. */
+/** An even share of bytes per model; the unused rest goes to models with more batches. */
 function fitAll(models: readonly Bare[], shown: readonly Shown[], bytes: number): Shown[] {
   const fitted: Shown[] = [];
   let left = bytes;
@@ -251,10 +246,7 @@ function fitAll(models: readonly Bare[], shown: readonly Shown[], bytes: number)
   return fitted;
 }
 
-/**
- * As many batches as fit. Whole workers are left out rather than some batches of each: a lane with holes would
- * look idle.
- */
+/** As many batches as fit. Drops whole workers rather than some batches of each: a lane with holes would look idle. */
 function fit(model: Bare, { rows, leftOut }: Shown, bytes: number): Shown & { used: number } {
   const places = new Map(model.workers.map(({ name }, at) => [name, at]));
   const placeOf = (worker: string): number => places.get(worker) ?? places.size;
@@ -269,7 +261,7 @@ function fit(model: Bare, { rows, leftOut }: Shown, bytes: number): Shown & { us
   return { rows: sorted.slice(0, kept), leftOut: leftOut + rows.length - kept, used };
 }
 
-/** Of a model whose workers nobody has told us of yet. */
+/** For a model whose workers are not known yet. */
 function nothing({ name, maxBatchSize }: ShownModel): ModelSight {
   return {
     name,
@@ -290,14 +282,11 @@ const MAX_NOTES = 100;
 const NOTES_PER_SECOND = 10;
 const MAX_NOTE_LENGTH = 240;
 
-/**
- * The last hundred things that happened which a person would want to read, as sentences. Never an input, an output or a
- * worker's own words. What exceeds `NOTES_PER_SECOND` is counted, and the count is a note itself.
- */
+/** Recent events as sentences, never quoting inputs, outputs or workers. Beyond `NOTES_PER_SECOND`: a count. */
 class Notes {
   readonly #now: () => number;
   #notes: Note[] = [];
-  /** How many there ever were; the last of `#notes` is this one. */
+  /** Total ever; the last of `#notes` has this number. */
   #count = 0;
   #thisSecond = 0;
   #more = 0;
@@ -328,12 +317,11 @@ class Notes {
     this.#add(state === "down" ? "warn" : "info", `${worker} of ${model} is ${state}${reason}`);
   }
 
-  /** Those after the first `count` that are still here, oldest first. */
+  /** Notes after the first `count` that are still kept, oldest first. */
   since(count: number): Note[] {
     return this.#notes.slice(Math.max(0, this.#notes.length - (this.#count - count)));
   }
 
-  /** A second has passed. */
   tick(): void {
     const more = this.#more;
     this.#thisSecond = 0;
@@ -357,9 +345,8 @@ class Notes {
 const DELAY_EVERY_MS = 20;
 
 /**
- * How long this process kept everything waiting: an alarm every 20 ms, and how late it rang. Node's
- * `monitorEventLoopDelay` does not count what follows a reset, and would have to be reset each second. Here a stall counts
- * wherever it lies; it may read up to 20 ms short.
+ * Event-loop delay: how late a 20 ms alarm fires. Node's `monitorEventLoopDelay` misses a stall that spans its reset,
+ * and would need a reset each second. This may read up to 20 ms short.
  */
 export class LoopDelay {
   readonly #clock: Clock;
@@ -373,7 +360,7 @@ export class LoopDelay {
     this.#alarm = clock.at(this.#dueAt, () => this.#rang());
   }
 
-  /** The worst since this was last asked; what is late now counts already. */
+  /** The worst since the last call, including a delay still in progress. */
   take(): number {
     const worst = Math.max(this.#worstMs, this.#clock.now() - this.#dueAt);
     this.#worstMs = 0;

@@ -1,10 +1,8 @@
 /**
- * /internal/live: the stream of server-sent events (`frames.ts`) that the page and `ferry top` read.
- *
- * A viewer gets everything once (`hello`), then what changed, twice a second; a frame is made and encoded once for all, and
- * only while there are viewers. One that falls behind gets nothing more until it has caught up, and then a new hello, so
- * that it costs at most one hello of memory; after `stuckMs` it is cut off. Frames are the heartbeat; the stream begins with
- * a comment, so that proxies pass it on at once.
+ * /internal/live: the event stream (`frames.ts`) for the page and `ferry top`. A viewer gets one `hello`, then changes
+ * twice a second; a frame is encoded once for all, and only while there are viewers. A slow viewer is skipped until it
+ * has caught up and then gets a new hello, so it costs at most one hello of memory; after `stuckMs` it is disconnected.
+ * Frames are the heartbeat; the stream begins with a comment so that proxies flush the headers.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
@@ -15,21 +13,19 @@ import { SHED_REASONS } from "../events.ts";
 import type { Fold } from "./fold.ts";
 import type { Hello } from "./frames.ts";
 
-/** Dashboards and `ferry top` that may watch a process at once. */
 export const MAX_VIEWERS = 20;
 
 export interface LiveRules {
   readonly maxViewers: number;
-  /** How long a viewer may take nothing. */
+  /** How long a viewer may not read. */
   readonly stuckMs: number;
 }
 
-/** What a hello says of the process beside its frame. */
 export type DashboardFacts = Omit<Hello, "frame" | "reasons" | "shedReasons" | "apiUrl">;
 
 interface Viewer {
   readonly outflow: Outflow;
-  /** Since when it takes nothing; 0 while it keeps up. */
+  /** Since when it has not been reading; 0 while it keeps up. */
   behindSince: number;
 }
 
@@ -70,7 +66,7 @@ export class Live {
   }
 
   watch(exchange: Pick<Exchange, "stream" | "onGone" | "sendNothing" | "method">): void {
-    // It asks only whether there is such a stream.
+    // Only checks that the stream exists.
     if (exchange.method === "HEAD") return exchange.sendNothing(200);
     const { maxViewers } = this.#rules;
     if (this.#closed) throw new Refusal("SERVICE_OVERLOADED", "this process is being stopped");
@@ -79,7 +75,7 @@ export class Live {
       const message = `${watch} already; close one`;
       throw new Refusal("SERVICE_OVERLOADED", message, { retryAfterMs: 5000 });
     }
-    // Those who watch go on from where the newcomer begins.
+    // `hello` advances the cursor, so existing viewers get their frame first.
     if (this.#viewers.size > 0) this.#sendFrame();
     const viewer = { outflow: exchange.stream("text/event-stream; charset=utf-8", HEADERS), behindSince: 0 };
     exchange.onGone(() => this.#leave(viewer));
@@ -106,7 +102,7 @@ export class Live {
     const now = this.#clock.now();
     let frame: string | undefined;
     let hello: string | undefined;
-    // First: a hello says that all was told.
+    // Before any hello, which advances the cursor.
     const changes = this.#fold.frame();
     for (const viewer of this.#viewers) {
       const { outflow, behindSince } = viewer;
@@ -146,7 +142,7 @@ export class Live {
   }
 }
 
-/** JSON has no line end in it, so it is one line. */
+/** JSON contains no line ends, so it is one `data` line. */
 function event(name: string, value: object): string {
   return `event: ${name}\ndata: ${JSON.stringify(value)}\n\n`;
 }

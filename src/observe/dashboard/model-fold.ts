@@ -1,10 +1,8 @@
 /**
- * What happened to one model, folded second by second: the counters that requests pass, and what a frame
- * shows of them. `Fold` hears the events and knows the time; this only adds.
- *
- * A request's time is cut into parts that lie inside its own: before its batch left (queue), from there to
- * its outcome (worker), and the rest (gateway: reading, admitting, writing). A request that joined another's
- * task has of each part only what passed while it was there; one that was answered from an earlier outcome has none.
+ * Per-second counters of one model, and what a frame shows of them. `Fold` listens and keeps the time; this only adds.
+ * A request's time is split into queue (until its batch left), worker (until the outcome) and gateway (the rest:
+ * reading, admitting, writing). A request that joined another's task gets only the part that passed while it was there;
+ * a cached one gets neither queue nor worker time.
  */
 import type { CurveReading } from "../../core/knee.ts";
 import type { Outcome } from "../../core/task.ts";
@@ -30,7 +28,6 @@ export interface ShownModel {
   readonly policy: string;
 }
 
-/** What the engine's news say of a task that has ended. */
 export interface EndedTask extends TaskEnding {
   readonly task: { readonly model: string };
   /** Answered from an earlier outcome. */
@@ -43,7 +40,6 @@ const RING = RECENT_SECONDS + 1;
 const TOP_TENANTS = 10;
 const QUARTER_HOUR_S = 900;
 
-/** A second's length in worker time. */
 const SECOND_MS = 1000;
 
 export class ModelFold {
@@ -54,22 +50,21 @@ export class ModelFold {
   readonly #tiers: readonly string[];
   readonly #target: number;
   readonly #tenants = new RefusedTenants();
-  /** By second, in a ring: the one that runs and the ten before it. */
+  /** Ring by second: the current one and the ten before. */
   readonly #latencies = Array.from({ length: RING }, () => new Latencies());
-  /** Tasks let in, by tier and second, in a ring like it. */
+  /** Tasks admitted, by tier and second; a ring like it. */
   readonly #admitted: readonly Float64Array[];
   #latency: Latencies;
-  /** The ten before it, as one; made anew for each frame. */
+  /** The last ten seconds merged; rebuilt for each frame. */
   readonly #lately = new Latencies();
-  /** Answers 429 and 503 of the second that runs. */
+  /** 429 and 503 replies of the current second. */
   #turnedAway = 0;
-  /** Refusals of the second before whose answers had not been given when it ended. */
+  /** Refusals of the previous second whose replies had not been sent when it ended. */
   #unanswered = 0;
-  /** Worker time that was heard of too late for the second it belongs to. */
+  /** Worker time reported too late for the second it belongs to. */
   #owedMs = 0;
   #owedFilledMs = 0;
 
-  /** `maxBatches`: how many batches are remembered. */
   constructor(
     rules: ShownModel,
     tiers: readonly string[],
@@ -94,16 +89,16 @@ export class ModelFold {
     if (status === 503 || status === 429) this.#turnedAway++;
     else if (status >= 500) now[COLUMN.failed]! += 1;
     if (ending === undefined) {
-      // It waited for an end that never came.
+      // It waited for an outcome that never came.
       if (status === 504) this.#latency.add(latencyMs, latencyMs, 0);
       return;
     }
-    // Its work was done before it came: all of its time is ours.
+    // The work was done before it arrived: all of its time is the gateway's.
     if (request.work === "cached") return this.#latency.add(latencyMs, 0, 0);
     const { startedAt } = request;
     const { queuedAt, batch, settledAt = startedAt } = ending;
     const left = batch === undefined ? settledAt : batch.startedAt;
-    // Each part from the later of its own beginning and the request's.
+    // Each part from the later of its own start and the request's.
     const queueMs = left - (queuedAt > startedAt ? queuedAt : startedAt);
     const workerMs = settledAt - (left > startedAt ? left : startedAt);
     this.#latency.add(
@@ -116,7 +111,7 @@ export class ModelFold {
   /** A task of ours has ended in another process. */
   ended({ batch, cached, outcome, queuedAt, attempt, settledAt }: EndedTask): void {
     if (batch === undefined || settledAt === undefined || cached === true || outcome === undefined) return;
-    // Whatever else ends a task may do so long after the batch that it was in last.
+    // Any other ending may come long after the task's last batch.
     if (!outcome.ok && outcome.code !== "INPUT_REJECTED") return;
     this.batches.seen(batch, queuedAt, attempt, settledAt);
   }
@@ -138,10 +133,7 @@ export class ModelFold {
     if (admitted !== undefined) admitted[second % RING]! += 1;
   }
 
-  /**
-   * The second is over. `workers`: how many there are whose batches are heard of. Those that went down or came
-   * back in it.
-   */
+  /** Ends the second. `workers`: how many report their batches here. Returns workers that went down or came back. */
   close(
     sight: ModelSight | undefined,
     workers: number,
@@ -176,7 +168,7 @@ export class ModelFold {
     return this.workers.close(sight?.workers ?? [], now);
   }
 
-  /** The machine slept: what was before is no longer the last quarter of an hour. */
+  /** The machine slept: older data are no longer the last quarter of an hour. */
   skipTo(second: number): void {
     this.slots.skipTo(second);
     for (const latency of this.#latencies) latency.clear();
@@ -222,8 +214,8 @@ export class ModelFold {
   }
 
   /**
-   * What was idle is what is left. Batches of other processes are heard of when they are over, and may have
-   * begun seconds ago: what does not fit into this second counts in the next ones.
+   * Idle time is the remainder. Other processes' batches are reported when they end and may have begun seconds ago:
+   * what does not fit into this second is carried over.
    */
   #settleWorkerTime(workers: number): void {
     const { now } = this.slots;
@@ -235,12 +227,12 @@ export class ModelFold {
     now[COLUMN.filledMs] = counted * share;
     now[COLUMN.emptyMs] = counted * (1 - share);
     now[COLUMN.idleMs] = Math.max(0, all - counted);
-    // A worker that is gone must not leave a debt that nobody can pay off.
+    // A worker that is gone must not leave a carry-over that can never be used up.
     this.#owedMs = Math.min(busy - counted, all * RECENT_SECONDS);
     this.#owedFilledMs = this.#owedMs * share;
   }
 
-  /** The door tells of those it refused. Others are told to come again too: while the store does not answer. */
+  /** Admission reports its own refusals. Replies 429/503 beyond those come from an unreachable store. */
   #settleRefusals(): void {
     const { now } = this.slots;
     const refused = now[COLUMN.refused]!;
@@ -293,7 +285,7 @@ export class ModelFold {
     };
   }
 
-  /** Only when there is a whole one. */
+  /** Undefined until 15 minutes have passed. */
   #quarterHour(): { idleShare: number; peakLoad: number } | undefined {
     const { slots } = this;
     if (slots.length < QUARTER_HOUR_S) return undefined;
@@ -334,10 +326,9 @@ interface Counter {
 }
 
 /**
- * Who is refused most: the space-saving sketch, with counts that fade. A tenant that is not among the `MAX_TENANTS` counted
- * replaces the one with the smallest count and goes on from that count: every tenant with more than 1/MAX_TENANTS of
- * all refusals is therefore among them, and no count is too small. Each second every count loses 1/60 of itself, so a
- * count reads as "refusals in the last minute".
+ * Most refused tenants: the space-saving sketch with decay. An uncounted tenant replaces the one with the smallest
+ * count and continues from it, so every tenant with more than 1/MAX_TENANTS of all refusals is included and no count is
+ * too small. Each second a count loses 1/60, so it reads as "refusals in the last minute".
  */
 export class RefusedTenants {
   readonly #counters: Counter[] = [];
@@ -353,7 +344,6 @@ export class RefusedTenants {
     counter.retryAfterMs = retryAfterMs;
   }
 
-  /** A second has passed. */
   fade(): void {
     const counters = this.#counters;
     let kept = 0;
@@ -365,7 +355,6 @@ export class RefusedTenants {
     counters.length = kept;
   }
 
-  /** The most refused first. */
   top(most: number): (readonly [tenant: string, times: number, retryAfterMs: number])[] {
     const sorted = this.#counters.toSorted((a, b) => b.times - a.times);
     return sorted

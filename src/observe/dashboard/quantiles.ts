@@ -1,12 +1,9 @@
 /**
- * How long requests took, and where: a histogram that is cheap to add to, to merge and to read.
- *
- * A bucket is 1/32 of an octave of milliseconds, from 2^-6 (16 µs) to 2^23 (2.3 h); what lies beyond stands in
- * the outermost ones. A bucket's middle is at most 1/64 = 1.6 % from everything in it. Its number is the top of
- * the float's own bits, so that no logarithm is taken. Each bucket keeps a count and three sums side by side
- * (one line of the processor's cache): the whole time, the share of it in the queue, the share at the worker.
- * The slowest 5 % are then the buckets from the top down, and their parts are averages over those very requests;
- * of the bucket at the edge, its mean counts as often as is needed. Adding takes some 10 ns.
+ * Latency histogram with parts: cheap to add to, merge and read (an add takes some 10 ns). A bucket is 1/32 of an
+ * octave of milliseconds, from 2^-6 (16 µs) to 2^23 (2.3 h), clamped; its middle is within 1/64 = 1.6 % of everything
+ * in it. The index is the top bits of the float, so no logarithm is taken. Each bucket keeps a count and three sums in
+ * one cache line: total, queue, worker. The slowest 5 % are the buckets from the top down, so their parts are averages
+ * over those very requests; the bucket at the edge counts pro rata with its mean.
  */
 
 const SUB_BITS = 5;
@@ -19,13 +16,13 @@ const STRIDE = 4;
 
 const double = new Float64Array(1);
 const words = new Uint32Array(double.buffer);
-/** The sign, the exponent and the first bits of the mantissa. */
+/** Sign, exponent and first mantissa bits. */
 const HIGH_WORD = new Uint8Array(new Uint16Array([1]).buffer)[0] === 1 ? 1 : 0;
 
-/** Of one that was never added to: most seconds of most models have no request, and 30 KB are not little. */
+/** Shared by empty histograms: most seconds of most models have no request, and the cells take 30 KB. */
 const NONE = new Float64Array(0);
 
-/** Averages over some requests; the parts add up to the whole. */
+/** Means; the parts add up to the whole. */
 export interface Parts {
   readonly queueMs: number;
   readonly workerMs: number;
@@ -33,10 +30,10 @@ export interface Parts {
 }
 
 export class Latencies {
-  /** By bucket: count, sum of the whole, of the queue's part, of the worker's part. */
+  /** By bucket: count, sum of total, queue and worker time. */
   #cells = NONE;
   #count = 0;
-  /** Buckets that hold something lie between these two, so that a clear and a merge touch only those. */
+  /** Range of non-empty buckets, so that clear and merge touch only those. */
   #low = BUCKETS;
   #high = -1;
 
@@ -81,7 +78,7 @@ export class Latencies {
     this.#cells = new Float64Array(BUCKETS * STRIDE);
   }
 
-  /** The smallest value with at least this share of all at or below it, to 1.6 %; null when there is none. */
+  /** The smallest value with at least this share at or below it, to 1.6 %; null when empty. */
   quantile(share: number): number | null {
     if (this.#count === 0) return null;
     let left = Math.max(1, Math.ceil(share * this.#count));
@@ -99,7 +96,7 @@ export class Latencies {
     return sum / this.#count;
   }
 
-  /** Where the slowest `share` spent their time; null when there is none. */
+  /** Where the slowest `share` spent their time; null when empty. */
   slowest(share: number): Parts | null {
     if (this.#count === 0) return null;
     const wanted = Math.max(1, Math.ceil(share * this.#count));
@@ -121,7 +118,7 @@ export class Latencies {
 function bucketOf(ms: number): number {
   double[0] = ms;
   const bucket = (words[HIGH_WORD]! >>> (20 - SUB_BITS)) - FIRST;
-  // Also for what is negative: its sign bit makes the number too large, and it cannot have taken that long.
+  // Also for negative values: the sign bit would make the index too large.
   if (ms < 0 || bucket < 0) return 0;
   return bucket < BUCKETS ? bucket : BUCKETS - 1;
 }

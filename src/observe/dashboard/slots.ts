@@ -1,36 +1,33 @@
 /**
- * One model's last 900 seconds, one number a column and second, in one array that never grows.
- *
- * `now` and its neighbours are the second that runs, as plain sums. `close` writes them into the ring, the
- * numbers of a second side by side, and starts the next. Nothing is ever removed: the 901st second overwrites
- * the first. A number that is not known is NaN here and null on the wire. 0.2 MB a model with three tiers, which
- * the machine gives as the seconds pass.
+ * One model's last 900 seconds in one fixed array: one number per column and second. `now` and its neighbours are the
+ * running second's sums. `close` writes them into the ring, the numbers of a second side by side, and starts the next;
+ * the 901st second overwrites the first. Unknown is NaN here and null on the wire. 0.2 MB per model with three tiers,
+ * touched only as seconds pass.
  */
 import { SHED_REASONS } from "../events.ts";
 import { type Column, COLUMNS, FILL_STEPS, HISTORY_SECONDS, type Slots } from "./frames.ts";
 
 const REASON_COUNT = SHED_REASONS.length;
-/** Where the parts of a second begin: columns, then steps of fill, then refusals, then depths. */
+/** Layout of a second: columns, fill steps, refusals, depths. */
 const FILL = COLUMNS.length;
 const SHED = FILL + FILL_STEPS;
 
-/** Column → its place in `SlotRing.now`. */
+/** Column → index in `SlotRing.now`. */
 export const COLUMN = Object.fromEntries(COLUMNS.map((name, at) => [name, at])) as Readonly<
   Record<Column, number>
 >;
 
 export class SlotRing {
-  /** Sums of the second that runs; the lists below are parts of it, in this order. */
+  /** The running second; the arrays below are views of it, in this order. */
   readonly #running: Float64Array;
   readonly now: Float64Array;
   readonly fillNow: Float64Array;
-  /** tier × reason, the reasons of a tier side by side. */
+  /** tier × reason, grouped by tier. */
   readonly shedNow: Float64Array;
-  /** By tier: what waits when the second ends. */
+  /** By tier: tasks waiting when the second ends. */
   readonly depthNow: Float64Array;
   readonly #tiers: readonly string[];
   readonly #ring: Float32Array;
-  /** The second that runs. */
   #second: number;
   #closed = 0;
 
@@ -51,12 +48,11 @@ export class SlotRing {
     return this.#second;
   }
 
-  /** How many seconds there are. */
   get length(): number {
     return this.#closed;
   }
 
-  /** The second that runs is over; the next begins with nothing in it. */
+  /** Ends the running second and starts an empty one. */
   close(): void {
     this.#ring.set(this.#running, this.#place(this.#second));
     this.#running.fill(0);
@@ -64,13 +60,13 @@ export class SlotRing {
     this.#closed = Math.min(HISTORY_SECONDS, this.#closed + 1);
   }
 
-  /** Seconds of which nobody knows anything: the machine slept. */
+  /** Drops the history: the machine slept. */
   skipTo(second: number): void {
     this.#second = second;
     this.#closed = 0;
   }
 
-  /** Sum of a column over the last `seconds` that are over. */
+  /** Sum of a column over the last `seconds` complete ones. */
   sum(column: number, seconds: number): number {
     let sum = 0;
     for (const value of this.#last(column, seconds)) sum += value;
@@ -83,7 +79,6 @@ export class SlotRing {
     return most;
   }
 
-  /** The seconds from `since` on that are over. */
   since(since: number): Slots {
     const from = Math.max(since, this.#second - this.#closed);
     const length = Math.max(0, this.#second - from);
@@ -108,7 +103,7 @@ export class SlotRing {
     };
   }
 
-  /** A number of each of the last `seconds` that are over, oldest first. */
+  /** A column over the last `seconds` complete ones, oldest first. */
   #last(column: number, seconds: number): number[] {
     const ring = this.#ring;
     const values = new Array<number>(Math.min(seconds, this.#closed));
@@ -121,7 +116,6 @@ export class SlotRing {
     return values;
   }
 
-  /** Where the numbers of a second begin. */
   #place(second: number): number {
     return (second % HISTORY_SECONDS) * this.#running.length;
   }
@@ -131,7 +125,7 @@ function nullOrRounded(value: number): number | null {
   return Number.isNaN(value) ? null : rounded(value);
 }
 
-/** Three digits that count, and never fewer than all before the point: what is read, not what is computed with. */
+/** Three significant digits, but never fewer than the integer part; for display only. */
 export function rounded(value: number): number {
   const size = Math.abs(value);
   if (size >= 100) return Math.round(value);

@@ -1,35 +1,33 @@
 /**
- * The sentence above the charts: what goes on, and what would help. Pure.
- *
- * The first rule that fits speaks:
+ * The sentence above the charts: what is going on, and what would help. Pure. The first rule that matches wins:
  *
  *   1  the store does not answer, or the process drains
  *   2  no worker is healthy
- *   3  load above 95 %: more is asked for than the workers can do
- *   4  a worker needs twice its own usual time
+ *   3  load above 95 %
+ *   4  a worker takes twice its own usual time
  *   5  the slowest 5 % wait longer in the queue than their worker takes
- *   6  more than 1 % of the tasks were tried again
- *   7  this process kept everybody waiting for more than 100 ms
- *   8  nobody asked for ten seconds: quiet
+ *   6  more than 1 % of the tasks were retried
+ *   7  event-loop delay above 100 ms
+ *   8  no request for ten seconds: quiet
  *   9  healthy
  *
- * A worker that is down while others work opens the sentence, whatever follows. Parts of a time are those of
- * the slowest 5 % together, since quantiles of parts do not add up.
+ * A worker that is down while others work is mentioned first in any case. Parts of a time are means of the slowest 5 %,
+ * since quantiles of parts do not add up.
  */
 import type { RecentFigures, VerdictFrame, WorkerRow } from "./frames.ts";
 import type { SlowWorker } from "./workers.ts";
 
-/** Of the process, the same for all its models. */
+/** The same for all models. */
 export interface ProcessFacts {
   readonly reachable: boolean;
   readonly draining: boolean;
-  /** Whether it was ever asked for anything. */
+  /** Whether it ever got a request. */
   readonly used: boolean;
 }
 
 export interface VerdictFacts {
   readonly model: { readonly name: string; readonly policy: string; readonly maxBatchSize: number };
-  /** The share of their capacity that workers are planned for. */
+  /** `admission.targetUtilization`. */
   readonly target: number;
   readonly process: ProcessFacts;
   readonly recent: RecentFigures;
@@ -37,19 +35,19 @@ export interface VerdictFacts {
   readonly healthy: number;
   readonly queued: number;
   readonly oldestWaitMs: number;
-  /** Tasks that ask for a worker, those that are refused for lack of one included. */
+  /** Tasks that asked for a worker, including capacity refusals. */
   readonly arrivalsPerSecond: number;
-  /** Requests of the second that runs, which is in no sum yet. */
+  /** Requests of the running second, not in any sum yet. */
   readonly justNow: number;
-  /** In batches that this process heard of. */
+  /** Tasks in batches reported here. */
   readonly tasksPerSecond: number;
   readonly slowWorker: SlowWorker | undefined;
-  /** Of the tasks of the last ten seconds. */
+  /** Share of tasks, last ten seconds. */
   readonly retriedShare: number;
-  /** Of the batches of the last ten seconds, those that left because no more could ride in them. */
+  /** Share of batches that left full, last ten seconds. */
   readonly fullShare: number;
   readonly loopLateMs: number;
-  /** Left out until there is a whole one. */
+  /** Undefined until 15 minutes have passed. */
   readonly quarterHour: { readonly idleShare: number; readonly peakLoad: number } | undefined;
 }
 
@@ -58,7 +56,7 @@ const MANY_RETRIES = 0.01;
 const LATE_MS = 100;
 const MOSTLY_IDLE = 0.5;
 const HALF_EMPTY = 0.6;
-/** A wait that nobody notices is no verdict, though it be longer than the worker's time. */
+/** A shorter queue wait is not reported, even if longer than the worker's time. */
 const NOTICED_MS = 10;
 
 export function sayVerdict(facts: VerdictFacts): VerdictFrame {
@@ -198,7 +196,7 @@ function moreWorkers({ recent, healthy, target }: VerdictFacts): string {
   return `${more} more ${more === 1 ? "worker" : "workers"} (${desiredWorkers} in all) ${holds}.`;
 }
 
-/** Idle for long enough that it is no lull. */
+/** Idle long enough not to be a lull. */
 function spare({ quarterHour, healthy, target }: VerdictFacts): string {
   if (quarterHour === undefined || quarterHour.idleShare <= MOSTLY_IDLE) return "";
   const enough = Math.max(1, Math.ceil((quarterHour.peakLoad * healthy) / target));
@@ -209,14 +207,14 @@ function spare({ quarterHour, healthy, target }: VerdictFacts): string {
 
 function emptySeats({ recent, model, fullShare }: VerdictFacts): string {
   const { fill } = recent;
-  // Half empty by number, and full by weight or by what their workers take: no policy fills them.
+  // Half empty by count, but full by weight or by their workers' limits: no policy fills them.
   if (fullShare > 0.5) return "";
   if (fill === null || fill >= HALF_EMPTY || model.policy === "eco" || model.maxBatchSize === 1) return "";
   const seats = `Batches leave ${count(fill * model.maxBatchSize)} of ${model.maxBatchSize} full`;
   return `${seats}: empty seats are the price of low latency. Policy eco fills them and answers later.`;
 }
 
-/** Of tasks in a batcher, which takes no requests. */
+/** Tasks in a batcher, which takes no requests. */
 function rate({ recent, tasksPerSecond }: VerdictFacts): string {
   const { requestsPerSecond, load } = recent;
   const asked = requestsPerSecond > 0 || tasksPerSecond === 0;
@@ -224,7 +222,7 @@ function rate({ recent, tasksPerSecond }: VerdictFacts): string {
   return `${asked ? `${count(requestsPerSecond)} req/s` : `${count(tasksPerSecond)} tasks/s run here`}${share}.`;
 }
 
-/** "" in a batcher: nobody asks it, so nobody waits for it or is refused. */
+/** "" in a batcher, which has no clients. */
 function tail({ p99, slow, requestsPerSecond }: RecentFigures): string {
   if (p99 === null || slow === null) return requestsPerSecond > 0 ? "Nobody waited for an answer." : "";
   const parts = [`${time(slow.workerMs)} worker`, `${time(slow.queueMs)} queue`];
@@ -237,7 +235,6 @@ function refused({ refusedShare, requestsPerSecond }: RecentFigures): string {
   return requestsPerSecond > 0 ? "Nobody refused." : "";
 }
 
-/** Sentences, less those that are empty. */
 function join(...sentences: readonly string[]): string {
   return sentences.filter((each) => each !== "").join(" ");
 }
@@ -259,9 +256,9 @@ function workers(value: number): string {
   return `${count(value)} ${value === 1 ? "worker" : "workers"}`;
 }
 
-/** Three digits at most, thousands apart: "1,804", "43.7", "0.3". */
+/** At most three digits, with thousands separators: "1,804", "43.7", "0.3". */
 function count(value: number): string {
-  // What toLocaleString would say, at a fiftieth of its time: this is done for every model in every frame.
+  // As toLocaleString, at a fiftieth of its time: done for every model in every frame.
   const text = String(Number(value.toFixed(value >= 100 ? 0 : 1)));
   return text.replace(/\B(?=(\d{3})+$)/g, ",");
 }

@@ -1,11 +1,9 @@
 /**
- * What each worker of a model did of late.
- *
- * Shares are over the last ten whole seconds. A worker's own pace is judged over time: the medians of its
- * batches in the last 90 windows of ten seconds (15 minutes in which it worked) tell what is usual, and the
- * median of its last `RECENT` batches what is now. It is slow when it needs twice its usual time and at least
- * `SLOW_BY_MS` more, over at least `ENOUGH` batches. Where its batches are larger than usual, that may take up to as
- * many times longer as they are larger and is no reason to call it slow. A worker that nobody has seen for a minute is forgotten.
+ * Recent activity of each worker of a model. Shares are over the last ten whole seconds. A worker is compared with
+ * itself: the medians of its last 90 ten-second windows with work (15 minutes) give its usual time, the median of its
+ * last `RECENT` batches the current one. Slow: twice the usual time and at least `SLOW_BY_MS` more, over at least
+ * `ENOUGH` batches; larger batches than usual are allowed proportionally more time. A worker not seen for a minute is
+ * forgotten.
  */
 import { median } from "../../core/median.ts";
 import type { WorkerSight } from "../sight.ts";
@@ -13,7 +11,7 @@ import type { WorkerRow } from "./frames.ts";
 import { rounded } from "./slots.ts";
 
 export const RECENT_SECONDS = 10;
-/** One more than are read: the second that runs. */
+/** One extra: the running second. */
 const RING = RECENT_SECONDS + 1;
 const RECENT = 16;
 const ENOUGH = 5;
@@ -21,18 +19,17 @@ const WINDOW_MS = 10_000;
 const WINDOWS = 90;
 const SLOW_FACTOR = 2;
 const SLOW_BY_MS = 20;
-/** What it did longer ago says nothing of now. */
+/** Older batches say nothing about now. */
 const STALE_MS = 30_000;
 const FORGET_SECONDS = 60;
 
 class Worker {
   readonly busyMs = new Float64Array(RING);
   readonly filledMs = new Float64Array(RING);
-  /** Milliseconds and tasks of its last batches, in rings. */
+  /** Milliseconds and tasks of the last batches, in rings. */
   readonly recent: number[] = [];
   readonly recentSizes: number[] = [];
   recentNext = 0;
-  /** Of the window that runs. */
   window: number[] = [];
   windowSizes: number[] = [];
   windowEndsAt = 0;
@@ -66,7 +63,7 @@ class Worker {
     this.windowSizes.push(size);
   }
 
-  /** How many times larger its batches are than usual; 1 where they are not. */
+  /** Batch size relative to usual, at least 1. */
   get larger(): number {
     return Math.max(1, median(this.recentSizes) / median(this.medianSizes));
   }
@@ -81,14 +78,14 @@ export interface SlowWorker {
 export class WorkerBook {
   readonly #workers = new Map<string, Worker>();
   #second: number;
-  /** Whole seconds that can be read, up to ten. */
+  /** Complete seconds available, up to ten. */
   #seconds = 0;
 
   constructor(second: number) {
     this.#second = second;
   }
 
-  /** Its time went by with a batch; less than nothing when too much was counted before. */
+  /** Adds batch time; negative to correct an earlier excess. */
   spent(name: string, ms: number, filledMs: number): void {
     const worker = this.#worker(name);
     const at = this.#second % RING;
@@ -100,7 +97,7 @@ export class WorkerBook {
     this.#worker(name).took(ms, size, now);
   }
 
-  /** A second is over. `sights`: who there is now. Those that went down or came back meanwhile. */
+  /** Ends the second. `sights`: the current workers. Returns workers that went down or came back. */
   close(sights: readonly WorkerSight[], now: number): WorkerSight[] {
     const changed: WorkerSight[] = [];
     this.#second++;
@@ -122,7 +119,7 @@ export class WorkerBook {
     return changed;
   }
 
-  /** It said so itself: exact, where looking once a second is not. */
+  /** From the worker's event: exact, unlike the look once a second. */
   wentDown(name: string, now: number): void {
     const worker = this.#worker(name);
     if (worker.downSince === 0) worker.downSince = now;
@@ -146,7 +143,7 @@ export class WorkerBook {
     };
   }
 
-  /** The one that fell behind its own pace most, if any did. */
+  /** The worker furthest behind its own usual time, if any is slow. */
   slowest(names: readonly string[], now: number): SlowWorker | undefined {
     let worst: SlowWorker | undefined;
     for (const name of names) {
@@ -177,7 +174,7 @@ export class WorkerBook {
   }
 }
 
-/** Puts it into the place of the oldest; the next place. */
+/** Replaces the oldest value; returns the next index. */
 function ringPut(ring: number[], size: number, at: number, value: number): number {
   ring[at] = value;
   return (at + 1) % size;

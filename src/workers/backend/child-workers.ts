@@ -1,16 +1,15 @@
 /**
- * Workers that this process starts itself, each a child (a process or a thread) that may die and is replaced under the
- * same name.
+ * Workers started by this process, each a child (process or thread) that is replaced under the same name when it dies.
  *
  *   starting ──► ready ──► gone ──► wait ──► starting …        stop() leads out from everywhere
  *
- * The wait is 100 ms and doubles with each death up to 30 s; an answered batch resets it. An abort kills the child, because
- * code in the middle of a batch cannot be interrupted, and the next one starts without a wait. While no child is ready,
- * `run` fails at once, so that another worker can have the batch; `probe` resolves when the next child is ready.
+ * The wait is 100 ms and doubles with each death up to 30 s; an answered batch resets it. An abort kills the child,
+ * because code inside a batch cannot be interrupted; the next starts without a wait. While no child is ready, `run`
+ * fails at once, so that another worker can take the batch; `probe` resolves when the next child is ready.
  *
- * A child may be handed a second batch while it runs one, and reports when it begins with one. When it dies, only the first
- * batch, and what it has begun, are to blame. An abort of either ends both. Every child has its own pipes and is forgotten
- * when it ends, so nothing that it still says can reach a later batch.
+ * A child may hold a second batch while it runs one, and reports when it begins one. When it dies, only the first batch
+ * and those begun are to blame. Aborting either ends both. Every child has its own pipes and is dropped when it ends,
+ * so late output cannot reach a later batch.
  */
 import assert from "node:assert/strict";
 import type { Readable } from "node:stream";
@@ -20,31 +19,27 @@ import type { Events } from "../../observe/events.ts";
 import type { Backend, Batch, Reply, Worker } from "./backend.ts";
 import { failed } from "./replies.ts";
 
-/** What becomes of a batch. */
 export interface BatchListener {
-  /** The child's code is about to see it; called once at most. */
+  /** The child's code is about to see it; called at most once. */
   begun(): void;
   /** Called once, or never if the child ends first. */
   answer(reply: Reply): void;
 }
 
-/** One life of a worker. */
 export interface Child {
   /** Resolves when it can take a batch; rejects with a one-line Error when it never will. */
   readonly ready: Promise<void>;
-  /** Resolves once it has ended, with how in words ("was killed by SIGSEGV"). Never rejects. */
+  /** Resolves once it has ended, with how ("was killed by SIGSEGV"). Never rejects. */
   readonly gone: Promise<string>;
-  /** What its code said as it died; set once it is gone. May quote an input, so it is never logged. */
+  /** Message of the error that ended it; set once it is gone. May quote an input, so it is never logged. */
   readonly lastWords?: string | undefined;
-  /** Hands it a batch, perhaps while it has one: it runs them in order and answers in order. */
+  /** Hands it a batch, perhaps a second one: it runs and answers them in order. */
   run(batch: Batch, listener: BatchListener): void;
-  /** Asks it to end after what it is doing. */
+  /** Asks it to exit after its current work. */
   close(): void;
-  /** Ends it now. */
   kill(): void;
 }
 
-/** Whose worker it is. */
 export interface ChildAround {
   readonly model: string;
   readonly clock: Clock;
@@ -52,27 +47,25 @@ export interface ChildAround {
 }
 
 interface ChildKind {
-  /** Workers are called `python-1`, … */
+  /** Prefix of worker names: `python-1`, … */
   readonly kind: string;
-  /** Of the workers at the start. */
   readonly numbers: readonly number[];
   readonly startTimeoutMs: number;
-  /** Starts the next child of the worker of that name and number. */
   spawn(name: string, number: number): Child;
 }
 
 const FIRST_WAIT_MS = 100;
 const MAX_WAIT_MS = 30_000;
-/** How long `stop` waits for a child to end by itself. */
+/** How long `stop` waits for a child to exit. */
 const CLOSE_MS = 1_000;
-/** A batch that runs, and one behind it. */
+/** A running batch and one behind it. */
 const MAX_HELD = 2;
 
 export class ChildBackend implements Backend {
   readonly #kind: ChildKind;
   readonly #around: ChildAround;
   readonly #workers: ChildWorker[] = [];
-  /** Also those that are still starting or stopping: their names are taken. */
+  /** Includes starting and stopping workers: their names are taken. */
   readonly #named = new Set<ChildWorker>();
   #stopped = false;
 
@@ -86,7 +79,7 @@ export class ChildBackend implements Backend {
     return this.#workers;
   }
 
-  /** Starts all at once; when one cannot start, ends the others and says why. */
+  /** Starts all at once; when one fails, stops the others and rejects with its error. */
   async start(): Promise<void> {
     try {
       await Promise.all(this.#workers.map((worker) => worker.start()));
@@ -132,20 +125,17 @@ export class ChildBackend implements Backend {
   }
 }
 
-/** The lowest number that no worker of this kind has: that of one that is gone is used again. */
+/** The lowest unused number; numbers of stopped workers are reused. */
 export function freeNumber(kind: string, workers: readonly { readonly name: string }[]): number {
   const taken = new Set(workers.map(({ name }) => name));
   for (let number = 1; ; number++) if (!taken.has(`${kind}-${number}`)) return number;
 }
 
-/** 1, 2, … */
 export function firstNumbers(count: number): number[] {
   return Array.from({ length: count }, (_, at) => at + 1);
 }
 
-/** A batch that the child has. */
 interface Held {
-  /** The child's code has seen it. */
   begun: boolean;
   readonly finish: (reply: Reply) => void;
 }
@@ -156,18 +146,18 @@ export class ChildWorker implements Worker {
   readonly #spawn: () => Child;
   readonly #startTimeoutMs: number;
   readonly #around: ChildAround;
-  /** The child that can take a batch. */
+  /** Can take a batch. */
   #ready: Child | undefined;
-  /** The child that lives, ready or not. */
+  /** The live child, ready or not. */
   #child: Child | undefined;
-  /** In the order in which they were handed over. */
+  /** In handover order. */
   readonly #held: Held[] = [];
-  /** Waiting in `probe`; bounded by the dispatcher, which asks once at a time. */
+  /** Pending `probe` calls; the dispatcher makes one at a time. */
   readonly #probes = new Set<(well: boolean) => void>();
   #waitMs = FIRST_WAIT_MS;
   #nextStartAt = 0;
   #endWait: (() => void) | undefined;
-  /** The child was killed by an abort, so the next one need not wait. */
+  /** Killed by an abort: the next child starts without a wait. */
   #aborted = false;
   #stopped = false;
   #life: Promise<void> | undefined;
@@ -210,7 +200,7 @@ export class ChildWorker implements Worker {
       const held: Held = {
         begun: false,
         finish: (reply) => {
-          // A child that was killed may still have had an answer on its way.
+          // A killed child may still have had a reply on its way.
           const at = this.#held.indexOf(held);
           if (at < 0) return;
           this.#held.splice(at, 1);
@@ -242,8 +232,8 @@ export class ChildWorker implements Worker {
   }
 
   /**
-   * What the child never began cannot have killed it, unless nothing was before it: a child may die of reading its inputs,
-   * and a batch that is never blamed would be tried for ever.
+   * A batch never begun cannot have killed the child, unless it was first in line: a child may die of reading its
+   * inputs, and a batch that is never blamed would be retried forever.
    */
   #finishHeld(reply: (held: Held, blame: "batch" | "nobody") => Reply): void {
     const blames = this.#held.map((held, at) => (at === 0 || held.begun ? "batch" : "nobody"));
@@ -303,7 +293,7 @@ export class ChildWorker implements Worker {
     return lastWords === undefined ? failed(brief, blame) : failed(`${brief}: ${lastWords}`, blame, brief);
   }
 
-  /** Starting one can throw (no memory, no file descriptors); that is a death like any other. */
+  /** Starting can throw (memory, file descriptors); treated as a death. */
   #start(): Child {
     try {
       return this.#spawn();
@@ -358,10 +348,10 @@ export class ChildWorker implements Worker {
   }
 }
 
-/** A longer line becomes pieces of this many characters. */
+/** Longer lines are split. */
 export const MAX_LINE_CHARS = 8_192;
 
-/** What a worker's code prints becomes `worker.printed` events. Reads to the end, so that it never blocks on a full pipe. */
+/** Publishes printed lines as `worker.printed`. Reads to the end, so that the worker never blocks on a full pipe. */
 export function printLines(
   stream: Readable,
   name: "stdout" | "stderr",

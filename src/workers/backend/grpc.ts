@@ -1,27 +1,26 @@
 /**
  * Workers behind gRPC: `ModelInfer` of the Open Inference Protocol v2 (Triton, MLServer, KServe and others).
  *
- * A batch is one call, its rows one after the other in each input (`gateway/protocol/oip-grpc.ts`). The worker is told how
- * long it has (`grpc-timeout`); the caller's signal decides all the same. What each status means:
+ * A batch is one call, its rows concatenated in each input (`gateway/protocol/oip-grpc.ts`). `grpc-timeout` tells the
+ * worker its deadline; the caller's signal enforces it. By status:
  *
- *   OK                                           outputs, cut into rows; `unusable` where that is impossible. Where the
- *                                                reply is for all rows together, they go one at a time for a minute
- *   UNAVAILABLE, RESOURCE_EXHAUSTED              `busy`, for as long as grpc-retry-pushback-ms says, 1 s when it says
- *                                                nothing; but a message that is too large is `rejected`, since half of
- *                                                the batch may fit
+ *   OK                                           outputs, split into rows; `unusable` where impossible. If the reply is
+ *                                                for all rows together, tasks are sent one at a time for a minute
+ *   UNAVAILABLE, RESOURCE_EXHAUSTED              `busy` for grpc-retry-pushback-ms, default 1 s; a message that is too
+ *                                                large is `rejected`, since half of the batch may fit
  *   INVALID_ARGUMENT, OUT_OF_RANGE,              `rejected`
  *   FAILED_PRECONDITION
- *   NOT_FOUND, UNAUTHENTICATED,                  `rejected` with a code where the client named what it is about: a
- *   PERMISSION_DENIED                            version, or what the worker's words repeat of the parameters
+ *   NOT_FOUND, UNAUTHENTICATED,                  `rejected` with a code where the client named the subject: a version,
+ *   PERMISSION_DENIED                            or a parameter that the worker's message repeats
  *   NOT_FOUND, UNIMPLEMENTED, UNAUTHENTICATED,   otherwise `failed`, blame worker: a wrong name or credential is not
  *   PERMISSION_DENIED                            about one input
  *   any other                                    `failed`, blame worker
  *   none                                         `failed`; see `GrpcResult` for the blame
  *
- * Workers are asked for their health by ModelReady; UNIMPLEMENTED counts as well.
+ * Health is asked by ModelReady; UNIMPLEMENTED counts as well.
  *
- * Written by hand on node:http2 rather than on grpc-js, because blame depends on whether the server got a call, and an
- * aborted call must not share its connection with the next: test/workers/backend/grpc-replies.test.ts.
+ * On node:http2 rather than grpc-js, because blame depends on whether the server got a call, and an aborted call must
+ * not share its connection with the next: test/workers/backend/grpc-replies.test.ts.
  */
 import assert from "node:assert/strict";
 import { constants, type ClientHttp2Session, type ClientHttp2Stream, connect } from "node:http2";
@@ -69,9 +68,9 @@ import { reason, tlsTrouble, type WorkerTls, type WorkerTlsOptions } from "./wor
 export interface GrpcOptions {
   /** grpc://host:port, or grpcs:// for TLS. */
   readonly workers: readonly string[];
-  /** The model's name at the workers; default: the one here. */
+  /** The model's name at the workers; default: the same. */
   readonly model?: string;
-  /** Used where a client asks for none; default: the worker chooses. */
+  /** When the client asks for none; default: the worker chooses. */
   readonly version?: string;
   /** Sent as `authorization`. Never shown. */
   readonly authorization?: string;
@@ -87,7 +86,7 @@ export interface GrpcOptions {
 type NamedOptions = GrpcOptions & { readonly model: string };
 
 const MAX_READY_BYTES = 1024;
-/** A connection that was silent for so long is checked. */
+/** Silence after which a connection is checked. */
 const KEEP_ALIVE_MS = 10_000;
 
 export class GrpcBackend extends NetworkWorkers {
@@ -106,7 +105,7 @@ export class GrpcBackend extends NetworkWorkers {
 
 class GrpcWorker extends NetworkWorker {
   readonly #options: NamedOptions;
-  /** One, or two where batches are handed over early. */
+  /** One, or two with pipelining. */
   readonly #idle: GrpcChannel[] = [];
   readonly #calling = new Set<GrpcChannel>();
   readonly #newChannel: () => GrpcChannel;
@@ -145,7 +144,7 @@ class GrpcWorker extends NetworkWorker {
       body: framed(call.parts),
       maxReplyBytes,
     };
-    // Each on a connection of its own, because an aborted call ends its connection.
+    // Concurrent calls use separate connections, because an aborted call ends its connection.
     const channel = this.#idle.pop() ?? this.#newChannel();
     this.#calling.add(channel);
     const result = await channel.call(request, signal);
@@ -156,7 +155,7 @@ class GrpcWorker extends NetworkWorker {
     return reply;
   }
 
-  /** On a connection of its own, so that nothing of one question is left for the next. */
+  /** On a separate connection, so that nothing is left over for the next question. */
   async #askReady(signal: AbortSignal): Promise<HealthVerdict> {
     const channel = this.#newChannel();
     const { model, version = "", health } = this.#options;
@@ -195,10 +194,8 @@ function isReady(message: Buffer): boolean {
   }
 }
 
-/** What a reply is judged by. */
 interface Asked {
   readonly batch: Batch;
-  /** The model's name at the worker. */
   readonly model: string;
   /** The client named a version. */
   readonly named: boolean;
@@ -227,7 +224,7 @@ function answer(batch: Batch, message: Buffer): { reply: Reply; inseparable?: bo
   return { reply: unusable(`worker's reply ${quote(read.flaw)}`, "worker's reply is flawed"), inseparable };
 }
 
-/** How servers word that a message is larger than they take. */
+/** Servers' wording for an oversized message. */
 const TOO_LARGE = /larger than max|exceeds (the )?max|message length too large/i;
 const ABOUT_INPUTS: ReadonlySet<GrpcCode> = new Set([
   "INVALID_ARGUMENT",
@@ -240,7 +237,7 @@ const ADVICE: Partial<Record<GrpcCode, string>> = {
   UNAUTHENTICATED: "(check backend.authorization)",
   PERMISSION_DENIED: "(check backend.authorization)",
 };
-/** What a code means where the client named what it is about. */
+/** Codes that are the client's error where it named the subject. */
 const CLIENT_CODES: Partial<Record<GrpcCode, ClientCode>> = {
   NOT_FOUND: "NOT_FOUND",
   UNAUTHENTICATED: "FORBIDDEN",
@@ -267,29 +264,29 @@ function refusal({ code, words, headers }: GrpcResult & { kind: "status" }, aske
   return failed(`${message} ${advice}`, "worker", `${brief} ${advice}`);
 }
 
-/** `byVersion`: it may be about the version that the client asked for. */
+/** `byVersion`: it may be about the version the client asked for. */
 function isNamed(words: string, { batch, model, named }: Asked, byVersion = true): boolean {
   if (named && byVersion) return true;
-  // Inputs are tensors: nothing in them is a name.
+  // Inputs are tensors and contain no names.
   return clientNamed({ words, parameters: batch.parameters, inputs: [], model }) === "parameters";
 }
 
 interface GrpcRequest {
   /** `/package.Service/Method` */
   readonly path: string;
-  /** Metadata, names in lower case. */
+  /** Metadata, lower-case names. */
   readonly headers: Readonly<Record<string, string>>;
-  /** With its prefix. */
+  /** With the 5-byte gRPC prefix. */
   readonly body: Buffer;
   readonly maxReplyBytes: number;
 }
 
 /**
- * message   status OK and one message
- * status    any other status; also what a proxy's HTTP status stands for
- * flawed    status OK, but no message that can be read
- * lost      no status. `nobody`: the server has not got it, or says that it did not look at it; `batch`: the connection
- *           ended while the server had the call; `worker`: the server broke it off
+ *   message   status OK and one message
+ *   status    any other status; also what a proxy's HTTP status stands for
+ *   flawed    status OK, but no readable message
+ *   lost      no status. `nobody`: the server did not get or not process it; `batch`: the connection ended while the
+ *             server had the call; `worker`: the server broke it off
  */
 type GrpcResult = { readonly headers: IncomingHttpHeaders } & (
   | { readonly kind: "message"; readonly message: Buffer }
@@ -300,7 +297,7 @@ type GrpcResult = { readonly headers: IncomingHttpHeaders } & (
 
 const STREAM_WINDOW_BYTES = 1024 * 1024;
 const SESSION_WINDOW_BYTES = 4 * 1024 * 1024;
-/** How long a retired connection may take to end. */
+/** Time limit for closing a retired connection. */
 const GOODBYE_MS = 1000;
 const MAX_PINGS = 3;
 
@@ -312,23 +309,23 @@ interface ChannelOptions {
 }
 
 /**
- * Calls of one message each way to one gRPC server: one HTTP/2 connection, one call at a time.
+ * Unary calls to one gRPC server: one HTTP/2 connection, one call at a time.
  *
- * The connection is made for the first call and kept. An aborted call is cancelled (RST_STREAM) and ends its connection:
- * one that went silent should not be trusted with the next batch. The connection is also left when the server announces
- * that it will close it (GOAWAY), and when the certificates changed.
+ * The connection is made for the first call and kept. An aborted call is cancelled (RST_STREAM) and ends its
+ * connection: a silent one should not be trusted with the next batch. It is also replaced after GOAWAY and when the
+ * certificates changed.
  *
- * A peer that died silently: an idle connection is probed by TCP keep-alive (`keepAliveMs`); a call that has heard nothing
- * for `keepAliveMs` sends an HTTP/2 PING, and again after twice and four times as long. A PING that is not answered within
- * `keepAliveMs` ends the connection. There are three at most in one call, and none without one, because gRPC servers hang
- * up on clients that ping more often ("too_many_pings").
+ * Dead peers: idle connections use TCP keep-alive (`keepAliveMs`); a call that has heard nothing for `keepAliveMs`
+ * sends an HTTP/2 PING, and again after twice and four times as long. A PING unanswered for `keepAliveMs` ends the
+ * connection. At most three per call and none while idle, because gRPC servers disconnect clients that ping more
+ * ("too_many_pings").
  */
 class GrpcChannel {
   readonly #options: ChannelOptions;
   #session: ClientHttp2Session | undefined;
-  /** Of the certificates with which it was made. */
+  /** Version of the certificates it was made with. */
   #version = 0;
-  /** Those that were told to end, each with the alarm that destroys it. */
+  /** Closing sessions, each with the alarm that destroys it. */
   readonly #retired = new Map<ClientHttp2Session, Alarm>();
   #call: GrpcCall | undefined;
   #closed = false;
@@ -350,7 +347,6 @@ class GrpcChannel {
     return result;
   }
 
-  /** Ends what is running, at once. */
   close(): void {
     this.#closed = true;
     this.#call?.finish(lost("nobody", "worker was stopped"));
@@ -403,7 +399,7 @@ class GrpcChannel {
     return session;
   }
 
-  /** It takes no further call, but sends what it still has to send. */
+  /** Takes no further call, but finishes sending. */
   #retire(): void {
     const session = this.#session;
     this.#session = undefined;
@@ -420,7 +416,6 @@ class GrpcChannel {
   }
 }
 
-/** One call until exactly one result is known. */
 class GrpcCall {
   readonly #outcome = Promise.withResolvers<GrpcResult>();
   readonly result = this.#outcome.promise;
@@ -485,7 +480,7 @@ class GrpcCall {
     this.#session?.off("error", this.#noteError);
     this.intact = result.kind === "message" || result.kind === "status";
     const stream = this.#stream;
-    // A server may answer before it has read everything, and need not read the rest then.
+    // A server may answer before it has read everything, and need not read the rest.
     if (stream !== undefined && !stream.closed && !(this.intact && stream.writableFinished))
       stream.close(constants.NGHTTP2_CANCEL);
     this.#outcome.resolve(result);
@@ -539,7 +534,7 @@ class GrpcCall {
     this.finish({ kind: "flawed", flaw: words, headers });
   }
 
-  /** The stream is over and the server has sent no status. */
+  /** The stream ended without a status. */
   #broken(): GrpcResult {
     const session = this.#session!;
     const code = this.#stream!.rstCode;
@@ -587,7 +582,7 @@ function unreachable(error: Error): GrpcResult {
   return lost("nobody", message);
 }
 
-/** What Node raises when the bytes that come are no HTTP/2 frames. */
+/** Node's error when the peer does not speak HTTP/2. */
 function isNoHttp2(error: Error & { code?: string }): boolean {
   return error.code === "ERR_HTTP2_ERROR" && /protocol error|magic/i.test(error.message);
 }

@@ -1,31 +1,31 @@
 /**
- * Workers behind HTTP, in whichever protocol they speak (`src/gateway/protocol`): one call per batch.
+ * Workers behind HTTP, in any protocol of `src/gateway/protocol`: one call per batch.
  *
- * Each worker has one connection, kept alive between batches, and a second one while a batch is handed over during another.
- * An exchange that does not end with a complete reply (an abort, a reply over the limit, an error) destroys its own
- * connection and no other, so the next batch can never read the tail of this one. The caller's signal is the only clock of
- * a call; a worker that drips a byte a second is aborted like one that hangs. What each answer means:
+ * Each worker has one keep-alive connection, and a second one while pipelining. An exchange without a complete reply
+ * (an abort, a reply over the limit, an error) destroys its own connection only, so the next batch can never read the
+ * tail of this one. The caller's signal is the only time limit; a worker that drips bytes is aborted like one that
+ * hangs. By answer:
  *
  *   2xx                        `match` decides; not JSON, not UTF-8 or over maxReplyBytes is `unusable`
- *   429, 503                   `busy`, for as long as Retry-After(-Ms) says, 1 s when it says nothing
+ *   429, 503                   `busy` for Retry-After(-Ms), default 1 s
  *   401, 403, 429              `rejected` with a code where the call carried the client's own credential
- *   401, 403, 404, 405         `rejected` with a code where the client named what it is about (`clientNamed`); without one
+ *   401, 403, 404, 405         `rejected` with a code where the client named the subject (`clientNamed`); without one
  *                              where that is an input
  *   401, 403, 404, 405, 407    otherwise `failed`, blame worker: a wrong URL or credential is not about one input
  *   408, 3xx, 5xx              `failed`, blame worker; redirects are never followed
  *   any other 4xx              `rejected`
- *   no connection              `failed`, blame nobody; also when TLS cannot be agreed on (`worker-tls.ts`)
+ *   no connection              `failed`, blame nobody; also when TLS fails (`worker-tls.ts`)
  *   connection lost            `failed`, blame batch, once the request was written; also in the middle of a reply
  *
- * A worker that refuses a call with an extension of its protocol (`Call.extended`), and has not answered such a call
- * lately, may not speak the extension. It is asked; the refusal does not count against it if the answer is no:
+ * A worker that refuses a call with a protocol extension (`Call.extended`), and has not answered such a call lately,
+ * may not support it. It is asked, and the refusal does not count against it if it does not:
  *
  *   refused: 4xx about the inputs, 500, 501 ── listed in its metadata ──► the refusal stands
  *                                           ── not listed ──► sent again without the extension; that reply counts, and
- *                                                             if it is an answer, no such call is made any more
+ *                                                             if it is an answer, the extension is not used any more
  *                                           ── cannot be asked ──► the refusal stands
  *
- * Any reply may carry `x-ferry-load`, how full the worker is.
+ * Any reply may carry `x-ferry-load`, the worker's load.
  */
 import assert from "node:assert/strict";
 import { isUtf8 } from "node:buffer";
@@ -61,30 +61,30 @@ export interface HttpOptions {
   readonly protocol?: WorkerSide;
   /** Full endpoint URLs. */
   readonly workers: readonly string[];
-  /** The model's name at the workers; default: the one here. */
+  /** The model's name at the workers; default: the same. */
   readonly model?: string;
   /** Sent as `Authorization`. Never shown. */
   readonly authorization?: string;
-  /** Holds clients' own credentials, which go to the workers in place of `authorization`. */
+  /** Clients' own credentials, sent to the workers in place of `authorization`. */
   readonly vault?: { find(name: string): string | undefined } | undefined;
   readonly maxReplyBytes: number;
-  /** Default: that of the protocol; without either, workers are not asked for their health. */
+  /** Default: the protocol's; without either, health is not checked. */
   readonly healthPath?: string;
   readonly health: HealthRules;
   readonly tls: WorkerTlsOptions;
 }
 
 /**
- * Shorter than the idle timeout of common servers (gunicorn 2 s, uvicorn and Node 5 s), so that a batch is not written to
- * a connection that the worker is about to close. A server's own hint comes first.
+ * Shorter than the idle timeout of common servers (gunicorn 2 s, uvicorn and Node 5 s), so that no batch is written to
+ * a connection the worker is about to close. A server's own hint takes precedence.
  */
 const IDLE_CONNECTION_MS = 1_000;
-/** For so long after an answer to a call with an extension, a refusal of another is about its inputs. */
+/** For this long after an extended call succeeded, a refusal of another is about its inputs. */
 const EXTENSION_HOLDS_MS = 60_000;
 /** Enough of an error page to quote from. */
 const MAX_ERROR_BYTES = 16 * 1024;
 
-/** For undici, of every connection to `url`; `host` as in `WorkerPlace`. */
+/** undici options for connections to `url`; `host` as in `WorkerPlace`. */
 export function connectionOptions(url: URL, host: string | undefined, tls: WorkerTls): Client.Options {
   return {
     pipelining: 1,
@@ -120,14 +120,14 @@ class HttpWorker extends NetworkWorker {
   readonly #headers: Record<string, string>;
   readonly #tls: WorkerTls;
   readonly #questions: Omit<HttpPlace, "path">;
-  /** Connections that carry nothing: none until the first batch and after each broken exchange. */
+  /** Idle connections: none until the first batch and after each broken exchange. */
   readonly #idle: Client[] = [];
-  /** Of the certificates with which they were made. */
+  /** Version of the certificates they were made with. */
   #version = 0;
   readonly #exchanges = new Map<HttpExchange, Client>();
-  /** It does not speak its protocol's extension. */
+  /** It does not support its protocol's extension. */
   #plain = false;
-  /** When it last showed that it does. */
+  /** When it last answered an extended call. */
   #extendedAt = -Infinity;
 
   constructor(
@@ -180,7 +180,7 @@ class HttpWorker extends NetworkWorker {
     if (call.extended !== true) return reply;
     const now = this.clock.now();
     if (reply.kind === "answered") {
-      // Where only outputs were asked for in another form, the worker may have ignored that.
+      // Where only the output form was extended, the worker may have ignored that.
       if (typeof call.body !== "string") this.#extendedAt = now;
       return reply;
     }
@@ -262,7 +262,7 @@ class HttpWorker extends NetworkWorker {
       ...(type !== undefined && { "content-type": type, accept: "*/*" }),
       ...headers,
     };
-    // Where clients' own credentials go to the workers, a caller without one must not use the configured one.
+    // With forwarded credentials, a caller without one must not use the configured one.
     if (authorization !== undefined) all["authorization"] = authorization;
     else if (this.#options.vault !== undefined) delete all["authorization"];
     return all;
@@ -276,7 +276,7 @@ class HttpWorker extends NetworkWorker {
     await Promise.all(clients.map((client) => client.destroy()));
   }
 
-  /** An idle one made with the certificates of now, or a new one. */
+  /** An idle one with the current certificates, or a new one. */
   #connection(): Client {
     if (this.#version !== this.#tls.version) {
       for (const client of this.#idle.splice(0)) void client.destroy();
@@ -290,13 +290,12 @@ class HttpWorker extends NetworkWorker {
   }
 }
 
-/** Whether this is how a worker refuses a call whose form it cannot read. */
 function mayBeTheForm(reply: Reply, status: number): boolean {
   if (reply.kind === "rejected") return status >= 400 && reply.code === undefined;
   return status === 500 || status === 501;
 }
 
-/** The configured credential, else the one in the URL, which is never part of a name or a message. */
+/** The configured credential, else the one in the URL, which is never part of a name or message. */
 export function authorizationOf(url: URL, configured: string | undefined): { authorization?: string } {
   if (configured !== undefined) return { authorization: configured };
   if (url.username === "" && url.password === "") return {};
@@ -307,7 +306,6 @@ export function authorizationOf(url: URL, configured: string | undefined): { aut
 interface ExchangeOptions {
   readonly batch: Batch;
   readonly protocol: WorkerSide;
-  /** The model's name at the worker. */
   readonly model: string;
   /** See `Call.named`. */
   readonly named: boolean;
@@ -315,7 +313,7 @@ interface ExchangeOptions {
   readonly ownCredential: boolean;
   readonly maxReplyBytes: number;
   readonly clock: Clock;
-  /** `intact`: the exchange is complete, the connection can carry the next one. */
+  /** `intact`: the connection can carry the next exchange. */
   done(reply: Reply, intact: boolean): void;
 }
 
@@ -323,7 +321,7 @@ type Headers = Record<string, string | string[] | undefined>;
 
 const CHECK_URL = "(check the worker's URL)";
 const CHECK_CREDENTIALS = "(check the worker's URL and credentials)";
-/** What a status means where it is the client's mistake. */
+/** Statuses that can be the client's error. */
 const CLIENT_CODES: ReadonlyMap<number, ClientCode> = new Map<number, ClientCode>([
   [401, "UNAUTHENTICATED"],
   [403, "FORBIDDEN"],
@@ -332,20 +330,18 @@ const CLIENT_CODES: ReadonlyMap<number, ClientCode> = new Map<number, ClientCode
   [429, "RATE_LIMITED"],
 ]);
 
-/** One call and what came back, until exactly one reply is known. */
 export class HttpExchange implements Dispatcher.DispatchHandler {
   readonly #options: ExchangeOptions;
   readonly #inputs: readonly string[];
   readonly #chunks: Buffer[] = [];
   #finished = false;
   #sent = false;
-  /** 0 until it is known. */
+  /** 0 until known. */
   status = 0;
   #headers: Headers = {};
   #bytes = 0;
-  /** How full the worker says it is. */
   load: number | undefined;
-  /** The reply was for all inputs together and could not be cut. */
+  /** The reply was for all inputs together and could not be split. */
   inseparable = false;
 
   constructor(options: ExchangeOptions) {
@@ -454,7 +450,7 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
     return rejected(message);
   }
 
-  /** Undefined where it is the worker's failure, or not known whose. */
+  /** Undefined where it is the worker's failure, or unknown. */
   #clientsMistake(page: string, message: string): Reply | undefined {
     const code = CLIENT_CODES.get(this.status);
     if (code === undefined) return undefined;
@@ -486,7 +482,6 @@ function jsonFlaw(body: Buffer, type: string): Reply | undefined {
   }
 }
 
-/** How long a busy worker asks to be left alone. */
 export function retryAfterMs(headers: Headers, now: number): number {
   const after = first(headers["retry-after"]) ?? "";
   let wanted = Number.parseFloat(first(headers["retry-after-ms"]) ?? "");

@@ -1,9 +1,8 @@
 /**
- * The thread's side of `module.ts`: imports the user's file, then answers one call after another.
- *
- * Outputs go back as JSON texts. `JSON.stringify` drops or nulls what JSON cannot hold, so a replacer refuses such values
- * first. An output that is a typed array is a tensor of one dimension, a Buffer, ArrayBuffer or DataView is bytes: their
- * base64 is made here, off the gateway's thread. Typed arrays inside of other outputs are written as arrays.
+ * The thread's side of `module.ts`: imports the user's file, then runs one call after another. Outputs return as JSON
+ * texts. `JSON.stringify` drops or nulls what JSON cannot hold, so a replacer refuses such values first. An output that
+ * is a typed array becomes a one-dimensional tensor, a Buffer, ArrayBuffer or DataView bytes; base64 is made here, off
+ * the main thread. Typed arrays inside other outputs become arrays.
  */
 import { existsSync } from "node:fs";
 import { endianness } from "node:os";
@@ -45,7 +44,7 @@ async function load({ file, name }: ThreadFunction): Promise<BatchFunction> {
     process.stderr.write(`${inspect(error)}\n`);
     throw new Error(`cannot import ${file}: ${inWords(error)}`, { cause: error });
   }
-  // The exports of a CommonJS file may be only under its default.
+  // A CommonJS file may have its exports only under `default`.
   const inner = exported["default"] as Record<string, unknown> | null | undefined;
   const value = exported[name] ?? inner?.[name];
   if (typeof value === "function") return value as BatchFunction;
@@ -76,7 +75,7 @@ async function answer(run: BatchFunction, call: ThreadCall): Promise<ThreadRepor
 function toTexts(result: unknown): string[] {
   const outputs = types.isTypedArray(result) ? Array.from<unknown>(result) : result;
   if (!Array.isArray(outputs)) throw new Unusable(`the function returned ${named(outputs)}, not an array`);
-  // By index, because `map` would skip the holes of a sparse array.
+  // By index: `map` would skip the holes of a sparse array.
   return Array.from({ length: outputs.length }, (_, index) => {
     try {
       return binaryText(outputs[index]) ?? JSON.stringify(outputs[index], checked);
@@ -115,20 +114,20 @@ const DTYPE_OF: Readonly<Record<string, Dtype>> = {
   Float64Array: "float64",
 };
 
-/** Little-endian, whatever this machine has. */
+/** To little-endian. */
 function bytesInOrder(bytes: Buffer, size: number): Buffer {
   if (size === 1 || endianness() === "LE") return bytes;
   const copy = Buffer.from(bytes);
   return size === 2 ? copy.swap16() : size === 4 ? copy.swap32() : copy.swap64();
 }
 
-/** A replacer for `JSON.stringify` that refuses what would be lost. */
+/** A `JSON.stringify` replacer that refuses values that would be lost. */
 function checked(this: unknown, key: string, value: unknown): unknown {
   if (typeof value === "string" || typeof value === "boolean") return value;
   if (typeof value === "number") {
     if (Number.isFinite(value)) return value;
   } else if (value === null) {
-    // An invalid date says that its JSON is null.
+    // The JSON of an invalid date is null; look at the original value.
     value = (this as Record<string, unknown>)[key];
     if (!types.isDate(value)) return null;
   } else if (typeof value === "object") {
@@ -171,7 +170,7 @@ async function main(): Promise<void> {
     say({ kind: "cannot", message: (error as Error).message });
     return;
   }
-  // One call after another, though the next may be here already.
+  // Serialized, though the next call may already be here.
   let last = Promise.resolve();
   port.on("message", (call: ThreadCall) => {
     last = last.then(async () => {
@@ -182,5 +181,5 @@ async function main(): Promise<void> {
   say({ kind: "ready" });
 }
 
-// Importing the types of this file must not start a thread's work.
+// Importing this file's types must not start the thread's work.
 if (parentPort !== null) await main();

@@ -1,12 +1,11 @@
 /**
- * Workers that are a JavaScript or TypeScript function, each in a worker thread of its own.
+ * Workers that are a JavaScript or TypeScript function, each in its own worker thread.
  *
  *   export default async function (inputs, { parameters }) { return outputs; }
  *
- * `function: model.ts` takes the default export, `model.ts:name` the export of that name. The function gets the inputs as
- * values and returns one output per input, in order. A throw is `rejected`; what JSON cannot hold (undefined, a function,
- * NaN, a BigInt, a cycle) is `unusable`, because JSON.stringify would turn half of that into null. An endless loop ends with
- * the abort, which terminates the thread.
+ * `function: model.ts` is the default export, `model.ts:name` a named one. It returns one output per input, in order. A
+ * throw is `rejected`; what JSON cannot hold (undefined, a function, NaN, a BigInt, a cycle) is `unusable`, because
+ * JSON.stringify would turn half of that into null. An abort terminates the thread, which also ends an endless loop.
  */
 import { Worker as Thread } from "node:worker_threads";
 import type { Batch } from "./backend.ts";
@@ -25,12 +24,12 @@ export interface ModuleOptions {
   /** `/abs/model.ts` (default export) or `/abs/model.ts:name`. */
   readonly function: string;
   readonly workers: number;
-  /** Of the workers at the start; default: from 1 on. */
+  /** Worker numbers at the start; default: from 1. */
   readonly numbers?: readonly number[] | undefined;
   readonly startTimeoutMs: number;
 }
 
-/** TypeScript in a checkout, JavaScript in a build, like this file. */
+/** .ts in a checkout, .js in a build, like this file. */
 const THREAD_FILE = new URL(`module-worker${import.meta.url.slice(-3)}`, import.meta.url);
 
 export class ModuleBackend extends ChildBackend {
@@ -49,7 +48,7 @@ class ModuleChild implements Child {
   lastWords: string | undefined;
   readonly #thread: Thread;
   #number = 0;
-  /** By the number of its call. */
+  /** By call number. */
   readonly #running = new Map<number, { readonly batch: Batch; readonly listener: BatchListener }>();
 
   constructor(name: string, what: ThreadFunction, around: ChildAround) {
@@ -107,7 +106,7 @@ class ModuleChild implements Child {
   }
 }
 
-/** User code may post messages of its own there. */
+/** User code may post its own messages. */
 function isReport(said: unknown): said is ThreadReport {
   if (typeof said !== "object" || said === null || !("kind" in said)) return false;
   const { kind, outputs, message } = said as Record<string, unknown>;
@@ -118,7 +117,7 @@ function isReport(said: unknown): said is ThreadReport {
 }
 
 function exportOf(text: string): ThreadFunction {
-  // A colon after the file's ending names an export; any other is part of the path.
+  // A colon after the file's extension names an export; any other is part of the path.
   const named = /^(?<file>.*\.[cm]?[jt]s):(?<name>[^/:]+)$/.exec(text)?.groups;
   return named === undefined
     ? { file: text, name: "default" }

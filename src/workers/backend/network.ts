@@ -1,22 +1,22 @@
 /**
- * Workers that are reached over a network, by HTTP or gRPC: their list, and what they are asked between batches.
+ * Workers reached over HTTP or gRPC: their list, health checks and info.
  *
- * Health: each worker is asked on a connection of its own, `askMs` after its last answer: over HTTP by GET on its health
- * path, over gRPC by ModelReady. Anything but 2xx, or no answer within `askTimeoutMs`, is a failed check.
+ * Health: each worker is asked on a separate connection, `askMs` after its last answer: GET on its health path, or
+ * ModelReady over gRPC. Anything but 2xx, or no answer within `askTimeoutMs`, is a failed check.
  *
- *   a check succeeds            it is well. A JSON object may say how full it is: the largest of `load`, `queue` and
- *                               `memory` (shares, 0 to 1) counts, beside the header x-ferry-load
- *   `failures` failed in a row  it is not well: it gets no new batch until a check succeeds
+ *   a check succeeds            well. A JSON object may report load: the largest of `load`, `queue` and `memory`
+ *                               (shares, 0 to 1) counts, beside the header x-ferry-load
+ *   `failures` failed in a row  not well: no new batch until a check succeeds
  *
- * That a worker is well only means that it may be given batches; whether it runs them is judged by the batches. The other
- * way round, a worker that answers a batch is not dead: silence on the health path then means that it cannot do two things
- * at once, and is not counted.
+ * Being well only means that it may get batches; whether it runs them is judged by the batches. Conversely, a worker
+ * that answers a batch is not dead: silence on the health path then means that it cannot do two things at once, and is
+ * not counted.
  *
- * Info: where the protocol has a place for it (TEI's `/info`), a worker is asked how many inputs it takes in one call:
+ * Info: where the protocol has it (TEI's `/info`), a worker is asked how many inputs it takes per call:
  *
- *   it answered             again after 60 `askMs`, whether or not it said how many
- *   it did not, or with 5xx again after `askMs`; what it said before holds
- *   it was out of reach and is back, or refused a batch of several    again at once, but not twice within `askMs`
+ *   it answered                 again after 60 `askMs`, whether or not it named a limit
+ *   no answer, or 5xx           again after `askMs`; the last limit holds
+ *   it was unreachable and is back, or refused a batch of several    again at once, but not twice within `askMs`
  */
 import type { Client, Dispatcher } from "undici";
 import type { Alarm, Clock } from "../../app/clock.ts";
@@ -25,7 +25,6 @@ import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { quote } from "./replies.ts";
 import { tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-tls.ts";
 
-/** How long a worker may take to answer a question. */
 export const ASK_TIMEOUT_MS = 2000;
 
 export interface HealthRules {
@@ -35,7 +34,6 @@ export interface HealthRules {
   readonly failures: number;
 }
 
-/** Whose backend it is. */
 export interface NetworkAround {
   readonly model: string;
   readonly clock: Clock;
@@ -45,15 +43,14 @@ export interface NetworkAround {
 export interface WorkerPlace {
   readonly name: string;
   readonly url: URL;
-  /** `name:port` for the Host header and certificate, where the URL holds an address that was looked up. */
+  /** `name:port` for the Host header and certificate, where the URL holds a resolved address. */
   readonly host?: string | undefined;
 }
 
-/** How one protocol makes its workers. */
 interface Maker {
   /** Undefined unless it is a URL of such a worker. */
   parse(address: string | undefined): URL | undefined;
-  /** What `parse` takes, in words. */
+  /** What `parse` accepts, for messages. */
   readonly wanted: string;
   make(place: WorkerPlace, tls: WorkerTls): NetworkWorker;
 }
@@ -79,7 +76,7 @@ export class NetworkWorkers implements Backend {
     return this.#workers;
   }
 
-  /** Does not wait for workers: one that is down now may come up later. */
+  /** Does not wait for workers: one that is down may come up later. */
   async start(): Promise<void> {
     await this.#tls.start();
     for (const worker of this.#workers) worker.start();
@@ -109,7 +106,7 @@ export class NetworkWorkers implements Backend {
   }
 }
 
-/** Host and port, with the path where that is not unique, with a number where that is not either. */
+/** Host and port, with the path where that is not unique, then with a number. */
 function workerNames(urls: readonly URL[]): string[] {
   const unique = (names: readonly string[]): boolean => new Set(names).size === names.length;
   const hosts = urls.map((url) => url.host);
@@ -118,15 +115,15 @@ function workerNames(urls: readonly URL[]): string[] {
   return unique(paths) ? paths : paths.map((path, index) => `${path}#${index + 1}`);
 }
 
-/** A batch that runs, and one behind it. */
+/** A running batch and one behind it. */
 export const MAX_WORKER_CALLS = 2;
-/** How long a worker whose reply could not be cut gets one task at a time; then a larger batch is tried. */
+/** How long a worker whose reply could not be split gets one task at a time. */
 const INSEPARABLE_HOLDS_MS = 60_000;
-/** `askMs` between two questions for info while nothing happens. */
+/** Info interval, in `askMs`. */
 const INFO_ROUNDS = 60;
 
 interface HealthQuestion {
-  /** What is asked, in words: "its health path /health". */
+  /** What is asked, for messages: "its health path /health". */
   readonly what: string;
   /** Never throws. */
   ask(signal: AbortSignal): Promise<HealthVerdict>;
@@ -135,9 +132,7 @@ interface HealthQuestion {
 export interface HealthVerdict {
   /** "" when it is well. */
   readonly why: string;
-  /** It did not answer at all. */
   readonly silent: boolean;
-  /** How full it says it is. */
   readonly share?: number | undefined;
 }
 
@@ -159,7 +154,7 @@ export abstract class NetworkWorker implements Worker {
   #silent = false;
   #info: Poll | undefined;
   #aloneUntil = -Infinity;
-  /** What the protocol allows in one call, until the worker says otherwise. */
+  /** The protocol's limit per call, until the worker reports its own. */
   protected limit: number | undefined;
 
   constructor({ name, url, host }: WorkerPlace, clock: Clock) {
@@ -181,7 +176,7 @@ export abstract class NetworkWorker implements Worker {
     return Promise.resolve();
   }
 
-  /** Only useful after it could not be reached: answering questions does not prove that it runs batches. */
+  /** Only after it was unreachable: answering probes does not prove that it runs batches. */
   get probe(): Worker["probe"] {
     const question = this.#question;
     return question === undefined || this.reached ? undefined : (signal) => this.#check(question, signal);
@@ -214,7 +209,7 @@ export abstract class NetworkWorker implements Worker {
   /** After each batch of `inputs`; `load` and `inseparable` as its reply said. */
   protected noteReply(reply: Reply, inputs: number, load: number | undefined, inseparable: boolean): void {
     const reached = reply.kind !== "failed" || reply.blame !== "nobody";
-    // It may have been restarted with another limit, or the batch may have been over it.
+    // It may have been restarted with another limit, or the batch may have exceeded it.
     if ((reached && !this.reached) || (reply.kind === "rejected" && inputs > 1)) this.#info?.again();
     this.reached = reached;
     if (reply.kind !== "failed" && this.#silent) this.#failed = 0;
@@ -251,18 +246,18 @@ export abstract class NetworkWorker implements Worker {
   }
 }
 
-/** Asks a worker again and again, for at most `askTimeoutMs` each time. */
+/** Asks a worker repeatedly, for at most `askTimeoutMs` each time. */
 class Poll {
   readonly #rules: HealthRules;
   readonly #clock: Clock;
   readonly #ask: (signal: AbortSignal) => Promise<number>;
-  /** Of the next question, or of the timeout of this one. */
+  /** Of the next question, or the timeout of this one. */
   #alarm: Alarm | undefined;
   #asking: AbortController | undefined;
   #askedAt = -Infinity;
   #stopped = false;
 
-  /** `ask` returns how many milliseconds later to ask again, and never throws. */
+  /** `ask` returns the milliseconds until the next question, and never throws. */
   constructor(rules: HealthRules, clock: Clock, ask: (signal: AbortSignal) => Promise<number>) {
     this.#rules = rules;
     this.#clock = clock;
@@ -279,7 +274,7 @@ class Poll {
     this.#asking?.abort();
   }
 
-  /** Before its time, but not twice within `askMs`: a worker may refuse every batch. */
+  /** Early, but not twice within `askMs`: a worker may refuse every batch. */
   again(): void {
     if (this.#stopped || this.#asking !== undefined || this.#askedAt === -Infinity) return;
     this.#alarm?.cancel();
@@ -300,23 +295,22 @@ class Poll {
   }
 }
 
-/** What is asked over HTTP. */
 export interface HttpPlace {
   readonly path: string;
   readonly headers: Record<string, string>;
-  /** A connection for one question, with the certificates of now: nothing of one is left for the next. */
+  /** A connection for one question, with the current certificates: nothing is left over for the next. */
   client(): Client;
 }
 
 const MAX_HEALTH_BYTES = 64 * 1024;
-/** TEI's info has every label of a classifier in it. */
+/** TEI's info contains every label of a classifier. */
 const MAX_INFO_BYTES = 4 * 1024 * 1024;
 const SHARES = ["load", "queue", "memory"] as const;
 
 interface Got {
   readonly status: number;
   readonly headers: Dispatcher.ResponseData["headers"];
-  /** "" unless the status is 2xx, and when it is longer than `maxBytes`. */
+  /** "" unless the status is 2xx, and when longer than `maxBytes`. */
   readonly text: string;
 }
 
@@ -359,7 +353,7 @@ function troubleOf(error: Error & { code?: string }): string {
   return `cannot be asked: ${why}`;
 }
 
-/** A JSON text, "" for an answer of no use; undefined when the worker could not be asked. */
+/** A JSON text, "" for a useless answer; undefined when the worker could not be asked. */
 export async function askText(place: HttpPlace, signal: AbortSignal): Promise<string | undefined> {
   try {
     const { status, text } = await get(place, MAX_INFO_BYTES, signal);
@@ -383,7 +377,7 @@ function isJson(text: string): boolean {
   }
 }
 
-/** The largest share that a JSON object states; undefined when it states none. */
+/** The largest share in a JSON object; undefined for none. */
 export function bodyLoad(text: string): number | undefined {
   if (!isJson(text)) return undefined;
   const value: unknown = JSON.parse(text);
@@ -394,7 +388,7 @@ export function bodyLoad(text: string): number | undefined {
   return shares.length === 0 ? undefined : Math.max(...shares);
 }
 
-/** `x-ferry-load: 0.93`; undefined unless it is a number from 0 to 1. */
+/** `x-ferry-load: 0.93`; undefined unless a number from 0 to 1. */
 export function headerLoad(
   headers: Readonly<Record<string, string | string[] | undefined>>,
 ): number | undefined {

@@ -1,12 +1,9 @@
 /**
- * Sends single requests that bypass the batches to a worker of one model.
- *
- * Workers that are well come first, then those with the fewest such requests under way, in turn where several have as few.
- * A worker that cannot be connected to has seen nothing of the request, so the next one is tried, each once, whatever the
- * method. From the first byte on, the request belongs to that worker.
- *
- * Connections are kept apart from those of batches, alive for a moment, one request at a time; an exchange that does not end
- * with a whole answer destroys its connection. There is no timeout in here: the caller decides how long to wait.
+ * Sends single requests that bypass batching to a worker of one model. Order: healthy workers first, then fewest such
+ * requests in flight, then round-robin. A worker that cannot be connected to has seen nothing, so the next is tried,
+ * each once, whatever the method. From the first byte on, the request belongs to that worker. Connections are separate
+ * from those of batches, kept alive briefly, one request at a time; an incomplete exchange destroys its connection. No
+ * timeout here: the caller decides.
  */
 import { type Dispatcher, errors, Pool } from "undici";
 import type { Clock } from "../../app/clock.ts";
@@ -18,20 +15,18 @@ import { reason, tlsTrouble, WorkerTls, type WorkerTlsOptions } from "./worker-t
 
 interface PassOptions {
   readonly model: string;
-  /** The workers there are now. */
   readonly workers: () => readonly KnownWorker[];
-  /** The path of a worker's URL without the protocol's own part. */
+  /** The path of a worker's URL without the protocol's part. */
   readonly basePath: (path: string) => string;
   readonly authorization?: string | undefined;
   readonly tls: WorkerTlsOptions;
-  /** How long a worker that could not be reached comes last. */
+  /** How long an unreachable worker comes last. */
   readonly ejectMs: number;
 }
 
 export interface KnownWorker {
-  /** Its full endpoint URL. */
   readonly address: string;
-  /** `name:port` for the Host header and certificate, where its address was looked up. */
+  /** `name:port` for the Host header and certificate, where its address came from DNS. */
   readonly host?: string | undefined;
   readonly well: boolean;
 }
@@ -40,7 +35,7 @@ export class PassThroughWorkers {
   readonly #options: PassOptions;
   readonly #clock: Clock;
   readonly #tls: WorkerTls;
-  /** By address; workers that are gone are forgotten when the next one comes. */
+  /** By address; removed workers are dropped when a new one is added. */
   readonly #targets = new Map<string, Target>();
   #turn = 0;
 
@@ -61,7 +56,7 @@ export class PassThroughWorkers {
     await Promise.all(pools.map((pool) => pool.destroy()));
   }
 
-  /** Takes nothing new; requests under way go on. */
+  /** Accepts nothing new; requests in flight go on. */
   leave(): void {
     this.#tls.stop();
     for (const { pool } of this.#targets.values()) void pool?.close();
@@ -92,7 +87,6 @@ export class PassThroughWorkers {
     };
   }
 
-  /** The best first. */
   #inOrder(): Target[] {
     const now = this.#clock.now();
     const workers = this.#options.workers();
@@ -121,7 +115,6 @@ export class PassThroughWorkers {
   }
 }
 
-/** One worker, as seen from here. */
 class Target {
   readonly host: string | undefined;
   readonly #url: URL;
@@ -129,7 +122,7 @@ class Target {
   readonly #authorization: string | undefined;
   readonly #tls: WorkerTls;
   pool: Pool | undefined;
-  /** Of the certificates with which the pool was made. */
+  /** Version of the certificates the pool was made with. */
   #version = 0;
   underway = 0;
   downUntil = -Infinity;
@@ -159,14 +152,13 @@ class Target {
 
   #connections(): Pool {
     if (this.pool !== undefined && this.#version === this.#tls.version) return this.pool;
-    // Requests under way end on their connections, new ones start on others.
+    // Requests in flight finish on their connections, new ones use others.
     void this.pool?.close();
     this.#version = this.#tls.version;
     return (this.pool = new Pool(this.#url.origin, connectionOptions(this.#url, this.host, this.#tls)));
   }
 }
 
-/** One try at one worker. */
 class PassedCall implements Dispatcher.DispatchHandler {
   readonly #receiver: PassReceiver;
   readonly #unseen: (message: string) => void;
@@ -191,19 +183,19 @@ class PassedCall implements Dispatcher.DispatchHandler {
     this.#controller?.abort(new errors.RequestAbortedError());
   }
 
-  /** Nothing was sent: the client wrote a header or path that cannot be sent. */
+  /** Nothing was sent: the client's header or path is invalid. */
   unfit(error: Error): void {
     if (this.#ends()) this.#receiver.failed(`it cannot be passed on: ${quote(error.message)}`, "unfit");
   }
 
-  /** The connection stands, and the request is about to be written. */
+  /** Connected; the request is about to be written. */
   onRequestStart(controller: Dispatcher.DispatchController): void {
     this.#controller = controller;
     if (this.#recalled) controller.abort(new errors.RequestAbortedError());
   }
 
   onResponseStart(controller: Dispatcher.DispatchController, status: number): void {
-    // "103 Early Hints" and the like come before the answer.
+    // Skips 1xx, such as "103 Early Hints".
     if (status < 200 || this.#recalled) return;
     this.#answering = true;
     const raw = (controller.rawHeaders ?? []) as readonly (Buffer | string)[];
@@ -233,7 +225,7 @@ class PassedCall implements Dispatcher.DispatchHandler {
     }
   }
 
-  /** False when it is over already, or was recalled. */
+  /** False when it already ended or was recalled. */
   #ends(): boolean {
     if (this.#over) return false;
     this.#over = true;

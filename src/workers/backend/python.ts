@@ -2,15 +2,15 @@
  * Workers that are a Python function: `model.py:batchstring`, one child process per worker.
  *
  * The child runs `ferry_worker.py`, which imports the user's file unchanged and calls `batchstring(inputs)` (or
- * `batchstring(inputs, parameters=…)`) once per batch; `async def` works too. Batches and outputs go over two sockets of
- * their own, fd 3 to the child and fd 4 from it, so that what the user's code prints is only printed (`worker.printed`).
- * The frames on them, what a function may return, and which thread does what are described in `ferry_worker.py`.
+ * `batchstring(inputs, parameters=…)`) once per batch; `async def` works too. Frames use two dedicated sockets, fd 3 to
+ * the child and fd 4 from it, so the user's prints are only prints (`worker.printed`). `ferry_worker.py` describes the
+ * frames, the return types and the threads.
  *
- * The number of a reply is the number of its call, and replies come in the order of their calls; anything else on fd 4
- * ends the child. A second call may be on its way while the child runs one: it is read and parsed there meanwhile.
+ * Replies carry their call's number and come in call order; anything else on fd 4 ends the child. A second call may be
+ * sent while the child runs one: it is read and parsed meanwhile.
  *
- * The child leads a process group of its own: Ctrl-C at Ferry's terminal does not reach it while Ferry drains, and ending
- * the child also ends what it has started.
+ * The child leads its own process group: Ctrl-C at Ferry's terminal does not reach it while Ferry drains, and killing
+ * it also kills what it has started.
  */
 import { type ChildProcess, spawn } from "node:child_process";
 import type { Readable, Writable } from "node:stream";
@@ -43,11 +43,10 @@ export interface PythonOptions {
   /** `/abs/model.py:function`. */
   readonly function: string;
   readonly workers: number;
-  /** Of the workers at the start; default: from 1 on. */
+  /** Worker numbers at the start; default: from 1. */
   readonly numbers?: readonly number[] | undefined;
-  /** The interpreter to run. */
   readonly python: string;
-  /** What inputs become in Python; default: whatever JSON they are. */
+  /** Python type of the inputs; default: any JSON. */
   readonly inputs?: InputKind;
   /** Comma-separated; worker i sees the i-th, modulo their number. Default: every worker sees them all. */
   readonly gpus?: string;
@@ -56,9 +55,9 @@ export interface PythonOptions {
 }
 
 const WORKER_FILE = fileURLToPath(new URL("ferry_worker.py", import.meta.url));
-/** Room in a frame beside the bytes of the outputs, which the child counts: their lengths, or a text. */
+/** Room in a frame beside the output bytes, which the child counts: lengths, or a text. */
 const FRAME_EXTRA_BYTES = 1 << 20;
-/** How long the pipes of an ended child may stay open, should something it started still hold them. */
+/** How long an ended child's pipes may stay open, in case a grandchild holds them. */
 const LAST_WORDS_MS = 100;
 
 export class PythonBackend extends ChildBackend {
@@ -70,7 +69,7 @@ export class PythonBackend extends ChildBackend {
   }
 }
 
-/** An unchanged file uses the first GPU it sees, so each worker is shown one of its own. */
+/** An unchanged file uses the first GPU it sees, so each worker is shown only its own. */
 function environment({ gpus, workers }: PythonOptions, index: number): NodeJS.ProcessEnv {
   const own = { ...process.env, FERRY_WORKER: String(index + 1), FERRY_WORKERS: String(workers) };
   if (gpus === undefined) return own;
@@ -87,12 +86,12 @@ class PythonChild implements Child {
   readonly #process: ChildProcess;
   readonly #toChild: Writable;
   #number = 0;
-  /** In the order of their calls. */
+  /** In call order. */
   readonly #running: { readonly number: number; readonly batch: Batch; readonly listener: BatchListener }[] =
     [];
-  /** Why Ferry ended it, when it broke the protocol. */
+  /** Why Ferry killed it, when it broke the protocol. */
   #fault: string | undefined;
-  /** The last line on stderr before it was ready: often the reason why it never was. */
+  /** Last stderr line before it was ready: often the reason for a failed start. */
   #lastLine = "";
 
   constructor(name: string, options: PythonOptions, env: NodeJS.ProcessEnv, around: ChildAround) {
@@ -105,11 +104,11 @@ class PythonChild implements Child {
       detached: true,
       env,
     });
-    // Nobody awaits it when this constructor throws.
+    // Not awaited when this constructor throws.
     this.ready.catch(() => {});
     this.gone = this.#end(name, options.python, around);
     const { stdout, stderr, stdio } = this.#process;
-    // Node makes no pipes when it is out of file descriptors.
+    // Node creates no pipes when out of file descriptors.
     if (!stdout || !stderr) throw new Error(`cannot start ${name}: out of file descriptors; raise ulimit -n`);
     this.#toChild = stdio[3] as Writable;
     const frames = new FrameReader(options.maxReplyBytes + FRAME_EXTRA_BYTES, (kind, payload) =>
@@ -126,7 +125,7 @@ class PythonChild implements Child {
       () => stderr.off("data", note),
       () => {},
     );
-    // A pipe breaks when the child ends, which #end hears.
+    // A pipe breaks when the child ends, which #end handles.
     for (const stream of stdio.slice(3)) stream?.on("error", () => {});
   }
 
@@ -151,7 +150,7 @@ class PythonChild implements Child {
     try {
       process.kill(-pid, "SIGKILL");
     } catch {
-      // The whole group is gone already.
+      // The whole group is already gone.
     }
   }
 
@@ -177,18 +176,18 @@ class PythonChild implements Child {
     else first.listener.answer(reply);
   }
 
-  /** Resolves when the process has ended and its pipes are read to their end. */
+  /** Resolves when the process has ended and its pipes are drained. */
   #end(name: string, python: string, { clock }: ChildAround): Promise<string> {
     return new Promise((resolve) => {
       this.#process.on("error", (error: NodeJS.ErrnoException) => {
-        // Also raised when a signal cannot be sent; only a child that never was has no pid.
+        // Also emitted when a signal cannot be sent; only a child that never started has no pid.
         if (this.#process.pid !== undefined) return;
         this.#loaded.reject(new Error(cannotRun(python, error)));
         resolve("could not be started");
       });
       this.#process.on("exit", (code, signal) => {
         const how = this.#fault ?? (signal === null ? `ended with exit code ${code}` : killedBy(signal));
-        // What the child has started may hold its pipes and the GPU.
+        // Grandchildren may hold its pipes and the GPU.
         this.kill();
         const alarm = clock.at(clock.now() + LAST_WORDS_MS, () => {
           for (const stream of this.#process.stdio) stream?.destroy();
@@ -217,7 +216,7 @@ function lastLineOf(chunk: Buffer): string {
   return chunk.toString("utf8").trimEnd().split("\n").at(-1) ?? "";
 }
 
-/** Kinds of frames; `ferry_worker.py` describes them. */
+/** Frame kinds; see `ferry_worker.py`. */
 export const FRAME = {
   call: 1,
   ready: 2,
@@ -231,7 +230,7 @@ export const FRAME = {
 } as const;
 const HEADER_BYTES = 5;
 const NUMBER_BYTES = 4;
-/** Kept for each worker; a larger frame has memory of its own. */
+/** Buffer kept per worker; larger frames are allocated. */
 const MAX_KEPT_BYTES = 4 << 20;
 const JSON_TEXT = 0;
 const BYTES = 1;
@@ -254,29 +253,24 @@ export function callFrame(number: number, text: Json): Buffer {
   return frame;
 }
 
-/**
- * Cuts a stream of bytes into frames. A frame that comes in pieces is copied once, into memory that is kept for the next:
- * fresh memory for 200 KB costs more than the copy. One that comes whole is not copied.
- */
+/** Splits a stream into frames. Pieces are copied into a reused buffer: allocating 200 KB costs more than that. */
 export class FrameReader {
   readonly #maxBytes: number;
   readonly #hear: (kind: number, payload: Buffer) => void;
   readonly #header = Buffer.alloc(HEADER_BYTES);
-  /** Bytes of the header that are here. */
   #headed = 0;
-  /** The payload of a frame that has begun, and how much of it is here. */
+  /** The payload in progress, and how much of it was received. */
   #payload: Buffer | undefined;
   #filled = 0;
-  /** Kept from frame to frame. */
   #room = Buffer.alloc(0);
 
-  /** `hear` must be done with the payload when it returns. */
+  /** `hear` must not keep the payload. */
   constructor(maxBytes: number, hear: (kind: number, payload: Buffer) => void) {
     this.#maxBytes = maxBytes;
     this.#hear = hear;
   }
 
-  /** Passes on each frame that `chunk` completes; false when one is too large, and no more can be read. */
+  /** Passes on each completed frame; false when one is too large, and reading must stop. */
   read(chunk: Buffer): boolean {
     let at = 0;
     for (;;) {
@@ -318,7 +312,7 @@ export class FrameReader {
   }
 }
 
-/** The reply in a frame's payload, behind its number; undefined when it cannot be read. */
+/** The reply in a payload, after its number; undefined when malformed. */
 export function readReply(batch: Batch, kind: number, payload: Buffer): Reply | undefined {
   if (kind === FRAME.rejected) return rejected(quote(payload.toString("utf8", NUMBER_BYTES)));
   if (kind === FRAME.unusable) return badOutputs(payload.toString("utf8", NUMBER_BYTES));
@@ -327,7 +321,7 @@ export function readReply(batch: Batch, kind: number, payload: Buffer): Reply | 
   return kind === FRAME.outputs ? readOutputs(batch, payload) : undefined;
 }
 
-/** Rows become base64 where they lie, behind a head that all of them share. */
+/** Encodes rows as base64 in place, after a shared head. */
 function readRows(batch: Batch, payload: Buffer): Reply | undefined {
   if (payload.length < 10) return undefined;
   const count = payload.readUInt32LE(4);
@@ -337,7 +331,7 @@ function readRows(batch: Batch, payload: Buffer): Reply | undefined {
   const first = 10 + 4 * shape.length;
   const rowBytes = tensorBytes(dtype, shape);
   if (first + count * rowBytes !== payload.length) return undefined;
-  // Rows of no bytes cost the worker nothing, however many it announces.
+  // Empty rows cost the worker nothing, however many it announces.
   if (count !== batch.tasks.length) return matchMade(batch, { length: count });
   const head = tensorHead(dtype, shape);
   const outputs: Json[] = [];
@@ -383,10 +377,7 @@ const ARRAYS_HEAD_BYTES = 16;
 const ALIGNED = 8;
 const LARGEST_SINGLE = 3.4028234663852886e38;
 
-/**
- * Inputs as they will lie in Python's memory (`inputs: int32`). Undefined where one is no flat array of numbers of that
- * type: its batch is `rejected` and bisected until it is isolated.
- */
+/** Inputs in Python's memory layout. Undefined where one does not fit: the batch is `rejected` and bisected. */
 function arraysFrame(number: number, batch: Batch, kind: Exclude<InputKind, "json">): Buffer | undefined {
   const lists: (readonly number[])[] = [];
   let numbers = 0;
@@ -416,7 +407,7 @@ function isListOf(kind: InputKind, list: unknown): list is readonly number[] {
   for (const each of list as readonly unknown[]) {
     if (typeof each !== "number") return false;
     if (kind === "int32" && (each | 0) !== each) return false;
-    // Above that the text is no longer the number that was read.
+    // Beyond the safe range the text is no longer the number that was read.
     if (kind === "int64" && !Number.isSafeInteger(each)) return false;
     if (kind === "float32" && Math.abs(each) > LARGEST_SINGLE) return false;
   }

@@ -1,15 +1,14 @@
-/** What workers say becomes a `Reply`: outputs matched to tasks, words made fit for a message, refusals attributed. */
+/** Turns worker output into a `Reply`: matches outputs to tasks, sanitizes messages, attributes refusals. */
 import { outputFlaw } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
 import { fitted, mayBeBinary } from "../../core/tensor.ts";
 import type { Batch, ClientCode, Reply } from "./backend.ts";
 
 /**
- * The one place where outputs become an answer. A worker's API knows no ids, so the n-th output belongs to the n-th task,
- * and that holds only while the counts agree: a wrong count discards the whole reply. So does an output that no caller may
- * get (`outputFlaw`): the batch is bisected until its input is isolated. An output that claims to be bytes
- * (`core/tensor.ts`) and is not counts against its input, not the worker: a model that echoes its input must not be marked
- * down for it.
+ * The one place where outputs become an answer. Worker APIs have no ids, so the n-th output belongs to the n-th task; a
+ * wrong count discards the whole reply. So does an output that no caller may get (`outputFlaw`): the batch is bisected
+ * until its input is isolated. An output that falsely claims to be bytes (`core/tensor.ts`) counts against its input,
+ * not the worker: a model may echo its input.
  */
 export function match(batch: Batch, texts: readonly Json[]): Reply {
   if (texts.length !== batch.tasks.length) return matchMade(batch, texts);
@@ -29,7 +28,7 @@ export function match(batch: Batch, texts: readonly Json[]): Reply {
   return { kind: "answered", outputs };
 }
 
-/** The same for outputs whose texts Ferry made itself; they are looked at only if their number is right. */
+/** The same for texts made by Ferry; read only if their number is right. */
 export function matchMade({ tasks }: Batch, texts: readonly Json[] | { readonly length: number }): Reply {
   if (texts.length === tasks.length) return { kind: "answered", outputs: texts as readonly Json[] };
   return unusable(`worker returned ${counted(texts.length, "output")} for ${counted(tasks.length, "input")}`);
@@ -54,7 +53,7 @@ export function failed(message: string, blame: FailureBlame, brief?: string): Re
   return { kind: "failed", message, blame, ...(brief !== undefined && { brief }) };
 }
 
-/** For a worker's own words (`message`) about outputs that it could not write. */
+/** `message`: the worker's text about outputs it could not write. */
 export function badOutputs(message: string): Reply {
   return unusable(quote(message), "worker's outputs cannot be written as JSON");
 }
@@ -63,7 +62,7 @@ export const MAX_QUOTE_CHARS = 200;
 
 /** The start of `text` as one printable line. */
 export function quote(text: string, maxChars = MAX_QUOTE_CHARS): string {
-  // Only the start is looked at: the text may be an error page of a megabyte.
+  // Only the start is examined: the text may be an error page of a megabyte.
   const line = text
     .slice(0, 4 * maxChars)
     .replace(/[\p{Cc}\p{Zl}\p{Zp}\s]+/gu, " ")
@@ -72,7 +71,7 @@ export function quote(text: string, maxChars = MAX_QUOTE_CHARS): string {
   return line.length <= maxChars ? line : `${line.slice(0, maxChars - 1).replace(/[\ud800-\udbff]$/, "")}…`;
 }
 
-/** How long a busy worker asks to be left alone, within bounds; NaN: it did not say. */
+/** The pause a busy worker asks for, clamped; NaN: not given. */
 export function boundedWaitMs(wantedMs: number): number {
   return Number.isNaN(wantedMs) ? 1_000 : Math.min(30_000, Math.max(10, wantedMs));
 }
@@ -83,26 +82,22 @@ const MAX_STRINGS = 256;
 /** A single letter occurs in any sentence. */
 const MIN_NAME_CHARS = 2;
 const MAX_NAME_CHARS = 256;
-/** A JSON string, with the colon behind it if it is a key. */
+/** A JSON string, with the colon after it if it is a key. */
 const STRING = /"((?:[^"\\]|\\.)*)"(\s*:)?/g;
 
-/** A refused batch. */
 interface RefusedBatch {
-  /** What the worker said. */
   readonly words: string;
   readonly parameters: Json;
   readonly inputs: readonly Json[];
-  /** At the worker. */
   readonly model: string;
 }
 
 /**
- * Whether a worker's refusal (401, 403, 404, 405 and their gRPC codes) is about something that the client named.
- *
- * Such a status may mean that the worker is set up wrongly (URL, credential, a model that is not loaded), which is its own
- * failure; or that a client asked for what is not there (a version, an adapter, a URL in an input), which is the
- * client's: where the worker's words contain a string of the task's parameters, which all tasks of the batch share, or of
- * an input. The model's own name proves nothing. The bounds keep this to microseconds.
+ * Whether a worker's refusal (401, 403, 404, 405 and their gRPC codes) is about something that the client named. Such a
+ * status means either a misconfigured worker (URL, credential, model not loaded), its own failure, or that the client
+ * asked for something missing (a version, an adapter, a URL in an input). It is the client's where the worker's message
+ * contains a string of the batch's shared parameters or of an input. The model's own name proves nothing. The bounds
+ * keep this to microseconds.
  */
 export function clientNamed({
   words,

@@ -1,16 +1,16 @@
 /**
- * A GPU made of arithmetic, for demos, capacity plans and tests. It echoes: a task's output is its input. Time passes only
- * on the clock it is given, so on a virtual clock a day takes seconds.
+ * Simulated GPU for demos, capacity plans and tests. Output = input. Uses only the given clock, so on a virtual clock a
+ * day takes seconds.
  *
  *   service time = (baseMs + n * perItemMs) * max(0.3, 1 + jitter * N(0,1)), times slowFactor if slow
  *
- * Each worker draws its faults from a seeded generator of its own. One draw per batch decides between error (`failed`), hang
- * (no reply until aborted) and short (one output is missing, so the reply is `unusable`); a second one whether it is slow.
- * All but a hang show after the service time.
+ * Each worker draws faults from its own seeded generator: one draw per batch decides between error (`failed`), hang (no
+ * reply until aborted) and short (one output missing, so `unusable`); a second whether it is slow. All but a hang show
+ * after the service time.
  *
- * It queues: a batch that comes while it runs one begins when that one has ended. `handoverMs` is the time from the call
- * until the worker has the batch: what a process, a pipe and an encoding would cost. `kill(name)` is a power cut: the batch
- * that runs fails with blame `batch`; the one behind it, and every later one until it is up again, with `nobody`.
+ * A second batch waits until the first has ended. `handoverMs` is the time from the call until the worker has the batch
+ * (process, pipe, encoding). `kill(name)` is a power cut: the running batch fails with blame `batch`; the one behind
+ * it, and later ones until it is up again, with `nobody`.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../../app/clock.ts";
@@ -22,7 +22,7 @@ import { failed, match, rejected } from "./replies.ts";
 
 export interface SimulatedOptions {
   readonly workers: number;
-  /** Of the workers at the start; default: from 1 on. */
+  /** Worker numbers at the start; default: from 1. */
   readonly numbers?: readonly number[] | undefined;
   readonly baseMs: number;
   readonly perItemMs: number;
@@ -47,12 +47,11 @@ export interface SimulatedOptions {
 /** How long a dead worker takes to fail a batch: a refused connection is not instant. */
 const REFUSED_AFTER_MS = 1;
 const FASTEST = 0.3;
-/** A batch that runs, and one behind it. */
+/** A running batch and one behind it. */
 const MAX_HELD = 2;
 
 type Fault = "none" | "error" | "hang" | "short" | "down";
 
-/** A batch that the worker has, or that is on its way there. */
 interface Held {
   readonly batch: Batch;
   readonly begun: (() => void) | undefined;
@@ -123,10 +122,9 @@ class SimulatedWorker implements Worker {
   readonly #options: SimulatedOptions;
   readonly #clock: Clock;
   readonly #random: Random;
-  /** Why it takes no batch, and how long; undefined while it was never down. */
+  /** Why and until when it is down; undefined if it never was. */
   #outage: { readonly why: string; readonly until: number } | undefined;
   readonly queues = true;
-  /** In the order in which they came. */
   readonly #line: Held[] = [];
   #running: Held | undefined;
 
@@ -169,7 +167,7 @@ class SimulatedWorker implements Worker {
     });
   }
 
-  /** Begins with the next batch if it has arrived and nothing runs. */
+  /** Starts the next batch if it has arrived and nothing runs. */
   #next(): void {
     const next = this.#line[0];
     if (this.#running !== undefined || next?.arrived !== true) return;
@@ -194,7 +192,7 @@ class SimulatedWorker implements Worker {
     running?.finish(failed(running === held ? "aborted" : "worker was interrupted", "batch"));
   }
 
-  /** Fails what it has not begun, except `but`. */
+  /** Fails batches not begun, except `but`. */
   #drop(why: string, but?: Held): void {
     const held = this.#line.filter((each) => each !== this.#running && each !== but);
     for (const each of held) each.finish(failed(why, "nobody"));
@@ -204,7 +202,7 @@ class SimulatedWorker implements Worker {
     return Promise.resolve(this.downFor === 0);
   }
 
-  /** Milliseconds until it takes batches; 0 while it does. */
+  /** Milliseconds until it is up; 0 while it is. */
   get downFor(): number {
     return this.#outage === undefined ? 0 : Math.max(0, this.#outage.until - this.#clock.now());
   }

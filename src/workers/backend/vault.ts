@@ -1,9 +1,7 @@
 /**
- * Clients' own credentials, for as long as a task of theirs may reach a worker.
- *
- * A task carries a name for its credential, never the credential: tasks are stored and shown to operators. The name is an
- * HMAC under a key made at each start, so it reveals nothing, fits nothing after a restart, and is the same for equal
- * credentials, which may share a batch.
+ * Clients' own credentials, kept as long as their tasks may reach a worker. A task carries a name for its credential,
+ * never the credential: tasks are stored and shown to operators. The name is an HMAC under a key made at each start: it
+ * reveals nothing, is useless after a restart, and is equal for equal credentials, which may share a batch.
  */
 import { createHmac, randomBytes } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
@@ -14,9 +12,8 @@ interface Held {
 }
 
 export interface VaultRules {
-  /** How long a credential is kept after its last use: as long as a task may live. */
+  /** Kept this long after its last use: a task's maximum lifetime. */
   readonly ttlMs: number;
-  /** Different credentials at once. */
   readonly max: number;
 }
 
@@ -24,7 +21,7 @@ export class Vault {
   readonly #rules: () => VaultRules;
   readonly #clock: Clock;
   readonly #key = randomBytes(32);
-  /** By name; those that end first stand first. */
+  /** By name, in order of expiry. */
   readonly #held = new Map<string, Held>();
 
   constructor(rules: () => VaultRules, clock: Clock) {
@@ -32,7 +29,7 @@ export class Vault {
     this.#clock = clock;
   }
 
-  /** The name under which it is kept; undefined when there is no room. */
+  /** Returns its name; undefined when full. */
   keep(header: string): string | undefined {
     const now = this.#clock.now();
     const { ttlMs, max } = this.#rules();
@@ -46,7 +43,7 @@ export class Vault {
     return name;
   }
 
-  /** Undefined: forgotten, or of another start of this process. */
+  /** Undefined: expired, or from before a restart. */
   find(name: string): string | undefined {
     const held = this.#held.get(name);
     return held === undefined || held.until <= this.#clock.now() ? undefined : held.header;

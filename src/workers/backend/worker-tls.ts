@@ -1,14 +1,14 @@
 /**
- * Connections to workers: TLS, and what a failed connection means.
+ * TLS connections to workers, and what a failed connection means.
  *
- * The worker's certificate is checked on every connection, whatever NODE_TLS_REJECT_UNAUTHORIZED says: against `caFile`, or
- * the usual authorities, and against `serverName`, or the host in its URL. TLS sessions are not resumed, since a resumed
- * one is not checked again. There is no fallback to plain HTTP.
+ * The worker's certificate is verified on every connection, whatever NODE_TLS_REJECT_UNAUTHORIZED says: against
+ * `caFile` or the system CAs, and against `serverName` or the URL's host. Sessions are not resumed, since a resumed one
+ * is not verified again. No fallback to plain HTTP.
  *
- * No batch is sent to a worker that may still refuse our certificate. In TLS 1.3 a client is done before the server has
- * looked at it; a request sent at once would be lost in the refusal, and nobody could tell whether the worker had seen it. A
- * server shows that it accepts us by its first session ticket, half a round trip later. One that sends no tickets is given
- * `TICKET_MS` to refuse.
+ * No batch is sent to a worker that may still refuse our certificate. In TLS 1.3 the client finishes before the server
+ * has checked it; a request sent at once would be lost in the refusal, and it would be unknown whether the worker had
+ * seen it. The server's first session ticket, half a round trip later, shows that it accepts us. A server without
+ * tickets gets `TICKET_MS` to refuse.
  */
 import type { TLSSocket } from "node:tls";
 import { buildConnector } from "undici";
@@ -22,7 +22,7 @@ export interface WorkerTlsOptions {
   readonly certFile?: string;
   readonly keyFile?: string;
   readonly serverName?: string;
-  /** How often the files are looked at; tests want less than CERTIFICATE_RELOAD_MS. */
+  /** How often the files are checked; default CERTIFICATE_RELOAD_MS. */
   readonly reloadMs?: number;
 }
 
@@ -44,7 +44,7 @@ export class WorkerTls {
   readonly #certificates: Certificates;
   readonly #options: WorkerTlsOptions;
   readonly #clock: Clock;
-  /** Rises when the files change: connections made before that should not be used again. */
+  /** Incremented when the files change: older connections should not be reused. */
   version = 0;
 
   constructor(setting: string, options: WorkerTlsOptions, clock: Clock, events: Events) {
@@ -66,8 +66,8 @@ export class WorkerTls {
   }
 
   /**
-   * For one undici client, with the files as they are now; `allowH2` where each connection carries one call. `host` is the
-   * name in the certificate where the URL holds an address; `serverName` comes first.
+   * For one undici client, with the current files; `allowH2` where each connection carries one call. `host` is the
+   * certificate's name where the URL holds an address; `serverName` takes precedence.
    */
   connector(timeoutMs: number, { allowH2 = false, host }: ConnectorOptions = {}): buildConnector.connector {
     const serverName = this.#options.serverName ?? host?.replace(/:\d+$/, "");
@@ -90,7 +90,7 @@ export class WorkerTls {
       });
   }
 
-  /** Connects to a worker and hangs up. */
+  /** Connects to a worker and closes. */
   async reach(url: URL, host?: string): Promise<Reach> {
     try {
       const socket = await this.open(url, host);
@@ -107,13 +107,13 @@ export class WorkerTls {
     }
   }
 
-  /** A connection to a worker by the scheme of its URL: http or https, grpc or grpcs. */
+  /** Connects by the URL's scheme: http or https, grpc or grpcs. */
   open({ protocol, hostname, host, port }: URL, name?: string): Promise<TLSSocket> {
     const secure = protocol === "https:" || protocol === "grpcs:";
     const connect = secure
       ? this.connector(CONNECT_TIMEOUT_MS, { allowH2: protocol === "grpcs:", host: name })
       : buildConnector({ timeout: CONNECT_TIMEOUT_MS });
-    // As undici takes a URL apart: brackets around an IPv6 address are for URLs only.
+    // As undici does: brackets around an IPv6 address are for URLs only.
     const bare = hostname.replace(/^\[(.*)\]$/, "$1");
     const scheme = secure ? "https:" : "http:";
     return new Promise((resolve, reject) => {
@@ -145,7 +145,7 @@ class TlsRefusal extends Error {
 
 const OURS = "check backend.tls.certFile and keyFile, and which authority the worker trusts";
 
-/** Message → the codes of OpenSSL and Node that it explains, for operators. */
+/** Message for operators → the OpenSSL and Node codes it explains. */
 const TROUBLES: Readonly<Record<string, string>> = {
   "the worker's certificate is not from an authority we trust; check backend.tls.caFile":
     "UNABLE_TO_VERIFY_LEAF_SIGNATURE UNABLE_TO_GET_ISSUER_CERT UNABLE_TO_GET_ISSUER_CERT_LOCALLY INVALID_CA " +
@@ -170,14 +170,11 @@ const WORDS: ReadonlyMap<string, string> = new Map(
   Object.entries(TROUBLES).flatMap(([words, codes]) => codes.split(" ").map((code) => [code, words])),
 );
 
-/** Alerts about our certificate: whenever they come, the worker has not taken what we sent. */
+/** Alerts about our certificate: whenever they come, the worker has not processed what we sent. */
 const ABOUT_OURS =
   /^ERR_SSL_.*ALERT_(?:CERTIFICATE_REQUIRED|BAD_CERTIFICATE|UNSUPPORTED_CERTIFICATE|CERTIFICATE_\w+|UNKNOWN_CA|ACCESS_DENIED|NO_CERTIFICATE|DECRYPT_ERROR|HANDSHAKE_FAILURE)$/;
 
-/**
- * What a failed connection says about TLS; undefined when it is not about TLS. `final`: the worker cannot have
- * taken the request, even when it was written already.
- */
+/** Undefined when it is not about TLS. `final`: the worker cannot have processed the request, even if written. */
 export function tlsTrouble(error: Error): { readonly message: string; readonly final: boolean } | undefined {
   const code = "code" in error ? String(error.code) : "";
   const words = WORDS.get(code);
@@ -197,7 +194,6 @@ export function tlsTrouble(error: Error): { readonly message: string; readonly f
   return undefined;
 }
 
-/** Why there is no connection, or none any more, in words for operators. */
 export function reason(error: Error): string {
   const code = "code" in error ? String(error.code) : "";
   switch (code) {

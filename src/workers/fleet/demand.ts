@@ -1,7 +1,4 @@
-/**
- * How many tasks this batcher should read, by what its own dispatchers say now and what the other members said in their
- * last heartbeat.
- */
+/** How many tasks this batcher should read, from its own dispatchers now and the other members' last heartbeats. */
 import type { Clock } from "../../app/clock.ts";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
 import type { Demand } from "../../engine/redis/reader.ts";
@@ -11,12 +8,12 @@ import type { Member } from "./registry.ts";
 export class FleetDemand implements Demand {
   readonly #fleet: Fleet;
   readonly #clock: Clock;
-  /** Worked out once for each heartbeat. */
+  /** Computed once per heartbeat. */
   #members: readonly Member[] = [];
   #leads = new Map<string, boolean>();
   #othersIdle = new Map<string, boolean>();
   #zones: { zone: string; deserted: boolean }[] = [];
-  /** Zones of gateways, also of those that are gone: what they accepted is still to be done. */
+  /** Zones of gateways, including departed ones: the tasks they accepted remain. */
   readonly #seen = new Set<string>();
 
   constructor(fleet: Fleet, clock: Clock) {
@@ -45,7 +42,7 @@ export class FleetDemand implements Demand {
     return this.#dispatcher(model)?.rules.limits.maxBatchSize ?? 0;
   }
 
-  /** As `core/policy.ts` says: `fixed` waits as long as it may, `adaptive` a quarter of a batch's time at most. */
+  /** As in `core/policy.ts`: `fixed` waits its maximum, `adaptive` at most a quarter of a batch's time. */
   patienceMs(model: string): number {
     const dispatcher = this.#dispatcher(model);
     if (dispatcher === undefined) return 0;
@@ -100,7 +97,6 @@ export class FleetDemand implements Demand {
   }
 }
 
-/** Those that can run something now. */
 function batchersOf(members: readonly Member[]): Member[] {
   return members.filter(
     ({ role, models }) => role !== "gateway" && models.some(({ healthy }) => healthy > 0),

@@ -1,12 +1,9 @@
 /**
- * What this process knows of the whole fleet: everybody's last beat, its own numbers fresh.
- *
- * A gateway has no worker of its own and admits by these sums. They are as old as the members' last beats
- * and ours: at most 2 × beatMs, about half of it on average. While the store is away the last numbers
- * stand, because whatever asks for them is about to hear from the store itself.
- *
- * A worker that changes hands is run by nobody for at most a beat. It counts as healthy for that time: a
- * request is better queued for its next holder than refused.
+ * State of the whole fleet: every member's last heartbeat, with this process's numbers current. A gateway has no
+ * workers and admits by these sums. They are at most 2 × beatMs old, about half of that on average. While the store is
+ * unreachable the last numbers stand: the caller is about to get the store's error anyway. A worker between two leases
+ * is run by no member for at most a heartbeat. It counts as healthy meanwhile: a request is better queued for its next
+ * holder than refused.
  */
 import type { Clock } from "../../app/clock.ts";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
@@ -15,29 +12,28 @@ import { shownAddress } from "./orders.ts";
 import type { BeatReply, Member, ModelBeat, WorkerBeat } from "./registry.ts";
 
 export interface ModelView {
-  /** Members that run a worker of it. */
   readonly batchers: number;
   readonly workers: number;
   readonly healthy: number;
   readonly capacityPerMs: number;
   /** Until a worker that is down or paused may be tried; Infinity when none is. */
   readonly nextUsableInMs: number;
-  /** Over the last ten seconds, 0 to 1. */
+  /** Last ten seconds, 0 to 1. */
   readonly utilization: number;
 }
 
-/** Who runs a worker; "" for one that is changing hands. */
+/** `batcher`: who runs it; "" between two leases. */
 export type FleetWorker = WorkerBeat & { readonly batcher: string; readonly zone: string };
 
 export interface Self {
   readonly id: string;
   readonly zone: string;
-  /** Every model that is configured, whether or not anybody serves it. */
+  /** Every configured model, served or not. */
   readonly models: readonly string[];
   readonly dispatchers: readonly Dispatcher[];
 }
 
-/** Longer than the members need to come back, shorter than callers wait. */
+/** Longer than members need to come back, shorter than callers wait. */
 const SERVED_FOR_MS = 3000;
 
 export class Fleet {
@@ -47,9 +43,9 @@ export class Fleet {
   #members: readonly Member[] = [];
   #unheld: readonly { readonly model: string; readonly name: string }[] = [];
   #heardAt = 0;
-  /** When each model was last served, for those who ask while nobody says so; as many as models. */
+  /** When each model was last served, for the time in which no member reports it; one entry per model. */
   readonly #served = new Map<string, { readonly healthy: number; readonly until: number }>();
-  /** Of the configured models: whoever asks for another gets an empty sum, kept until the next beat. */
+  /** By configured model; others get an empty sum, kept until the next heartbeat. */
   readonly #others = new Map<string, Sums>();
   readonly #admitted = new Map<string, readonly number[]>();
 
@@ -59,33 +55,32 @@ export class Fleet {
     this.startedAt = clock.now();
   }
 
-  /** All who lived at our last beat, ourselves included. */
+  /** Members alive at our last heartbeat, including this process. */
   get members(): readonly Member[] {
     return this.#members;
   }
 
-  /** Of those who run batches, or of all where none does: the first by id. One process speaks for the fleet. */
+  /** True for the first by id of the members that run batches, or of all where none does. It speaks for the fleet. */
   leads(): boolean {
     const batchers = this.#members.filter(({ role }) => role !== "gateway");
     const ids = (batchers.length > 0 ? batchers : this.#members).map(({ id }) => id);
     return ids.length === 0 || this.self.id === ids.reduce((a, b) => (a < b ? a : b));
   }
 
-  /** Beats of other members that have something to say of a model. */
   *others(name: string): Generator<ModelBeat> {
     for (const { models } of this.#otherMembers()) {
       for (const beat of models) if (beat.name === name) yield beat;
     }
   }
 
-  /** Workers of a model that change hands: nobody speaks for them now. */
+  /** Workers of a model between two leases. */
   changingHands(name: string): number {
     let count = 0;
     for (const { model } of this.#unheld) if (model === name) count++;
     return count;
   }
 
-  /** Tasks per ms of a model that other gateways let in, by tier; summed once a beat. */
+  /** Tasks per ms of a model admitted by other gateways, by tier; summed once per heartbeat. */
   admittedByOthers(name: string): readonly number[] {
     let sums = this.#admitted.get(name);
     if (sums !== undefined) return sums;
@@ -105,7 +100,7 @@ export class Fleet {
     this.#admitted.clear();
     this.#members = members;
     const beats = this.#otherMembers().flatMap(({ workers }) => workers);
-    // One that its last holder still speaks for counts there, and once.
+    // A worker still in its last holder's heartbeat is counted there, once.
     this.#unheld = unheld
       .map(({ model, lease }) => ({ model, name: placeOf(lease.slice(model.length + 1), model, beats) }))
       .filter(({ model, name }) => !has(beats, model, name));
@@ -114,9 +109,9 @@ export class Fleet {
   }
 
   /**
-   * As in `model`, and cheap enough to ask for every request. When nobody says that it runs a worker of the
-   * model, the last number stands for a while: after a failover of the registry its members come back one by
-   * one, and a request is better queued for them than refused.
+   * As in `model`, but cheap enough for every request. When no member reports a worker of the model, the last number
+   * stands for a while: after a registry failover members come back one by one, and a request is better queued than
+   * refused.
    */
   healthy(name: string): number {
     const now = this.#clock.now();
@@ -148,17 +143,14 @@ export class Fleet {
     return { ...rest, utilization: all / Math.max(1, view.workers) };
   }
 
-  /**
-   * Every worker once, under the member that runs it. One that changes hands may be in its last holder's beat still,
-   * and in that of its next one already: our own word comes first, then the youngest.
-   */
+  /** Every worker once. One changing hands may be in two heartbeats: ours takes precedence, then the youngest. */
   workers(): FleetWorker[] {
     const now = this.#clock.now();
     const { id, zone, dispatchers } = this.self;
     const rows = heldWorkers(dispatchers, this.startedAt, now).map((own) => ({ ...own, batcher: id, zone }));
     const others = this.#otherMembers().toSorted((one, other) => one.ageMs - other.ageMs);
     for (const { id, zone, workers } of others) {
-      // A child of its member is nobody else's, whatever its name.
+      // A member's own child is distinct, whatever its name.
       const news = workers.filter(({ leased, model, name }) => !(leased && has(rows, model, name)));
       rows.push(...news.map((worker) => ({ ...worker, batcher: id, zone })));
     }
@@ -172,7 +164,7 @@ export class Fleet {
     return this.#members.filter(({ id }) => id !== this.self.id);
   }
 
-  /** Summed once a beat. */
+  /** Summed once per heartbeat. */
   #sumOthers(name: string): Sums {
     let sums = this.#others.get(name);
     if (sums !== undefined) return sums;
@@ -202,7 +194,7 @@ function has(rows: readonly WorkerBeat[], model: string, name: string): boolean 
   return rows.some((row) => row.leased && row.model === model && row.name === name);
 }
 
-/** A worker's name from the address that it is leased under, as those who run it say it. */
+/** A worker's name from its lease address, as its holders call it. */
 function placeOf(address: string, model: string, rows: readonly WorkerBeat[]): string {
   const url = URL.parse(address);
   if (url === null) return address;
@@ -216,7 +208,6 @@ interface Sums {
   workers: number;
   healthy: number;
   capacityPerMs: number;
-  /** Workers that are busy, on average. */
   busy: number;
   nextUsableAt: number;
 }
@@ -288,7 +279,7 @@ export function workerBeat(
   };
 }
 
-/** Nobody knows when a worker that is silent, or says that it is unwell, will be back. */
+/** `retryInMs` is 0 for a silent or unwell worker: its return is not scheduled. */
 function whyDown({ circuit, worker, silent }: PoolWorker, now: number): Pick<WorkerBeat, "down"> {
   if (circuit.down(now)) {
     return { down: { why: circuit.why, retryInMs: Math.ceil(circuit.usableAt - now) } };
@@ -297,7 +288,7 @@ function whyDown({ circuit, worker, silent }: PoolWorker, now: number): Pick<Wor
   return worker.health?.well === false ? { down: { why: worker.health.why, retryInMs: 0 } } : {};
 }
 
-/** The workers that this process runs: all but those whose lease is somebody else's. */
+/** Workers run by this process: all but those leased to others. */
 export function heldWorkers(
   dispatchers: readonly Dispatcher[],
   startedAt: number,

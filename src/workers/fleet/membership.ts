@@ -1,25 +1,25 @@
 /**
- * This process's heartbeat in the fleet, and the leases of shared workers that it brings.
+ * This process's heartbeat in the fleet, and the leases of shared workers that it renews.
  *
- * How soon a dead batcher's workers run again, from kill -9 to the next holder's first batch:
+ * Time from kill -9 of a batcher to the next holder's first batch on its workers:
  *
- *   it is dead      aliveMs after its last beat, which was before the kill                 ≤ 2000 ms
- *   we notice       the beat after one in which a member was late is set for the instant
- *                   at which that one dies; otherwise within beatMs                        ≤  500 ms
+ *   it is dead      aliveMs after its last heartbeat, which was before the kill            ≤ 2000 ms
+ *   we notice       after a member was late, our next heartbeat is set for the instant
+ *                   at which it counts as dead; otherwise within beatMs                    ≤  500 ms
  *   and act         a round trip, then claim and call                                      ~   10 ms
  *
- * at most 2.5 s with the defaults (beatMs 500, aliveMs 2000); measured 1.5 to 2.0 s over 12 kills. Two beats in a row may be
- * lost before a lease is.
+ * At most 2.5 s with the defaults (beatMs 500, aliveMs 2000); measured 1.5 to 2.0 s over 12 kills. Two heartbeats in a
+ * row may be lost before a lease is.
  *
- * The zombie rule: a process that slept through its lease (SIGSTOP, a stalled event loop) must not start a batch when it wakes.
- * So a lease ends, on our own clock, at the instant the beat was sent + aliveMs − margin, with margin = aliveMs / 10; the registry
- * counts from when it heard the beat, which was later. The margin covers clocks that run apart and the way from the decision
- * to the worker. Not covered: our clock stands still while the machine itself is suspended, and a process that is stopped on that
- * way goes on with it when it wakes. After either a worker may see a second batch once. (On a starved machine 2 of 8 stops at
- * random did; of 8 in which the process was waiting for events, none.)
+ * The zombie rule: a process that slept through its lease (SIGSTOP, a stalled event loop) must not start a batch when
+ * it wakes. So on our own clock a lease ends when the heartbeat was sent + aliveMs − margin, with margin = aliveMs /
+ * 10; the registry counts from when it received it, which was later. The margin covers clock drift and the way from the
+ * decision to the worker. Not covered: our clock stands still while the machine is suspended, and a process stopped
+ * between decision and call continues when it wakes. Either may send a worker a second batch once. (On a starved
+ * machine 2 of 8 stops at random did; of 8 in which the process was waiting for events, none.)
  *
- * What others should know at once (a worker to give back became idle, one went down or came back, was taken or lost) is a reason
- * to beat at once, at most every beatMs / 10. A beat that failed is tried again after beatMs / 4; leases last meanwhile.
+ * Urgent changes (a worker to give back became idle, one went down or came back, was taken or lost) send a heartbeat at
+ * once, at most every beatMs / 10. A failed heartbeat is retried after beatMs / 4; leases last meanwhile.
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
@@ -29,22 +29,21 @@ import { Fleet, heldWorkers, modelBeat } from "./fleet.ts";
 import { leaseNames, Orders } from "./orders.ts";
 import type { Beat, BeatReply, DoorBeat, Registry, MemberRole } from "./registry.ts";
 
-/** Twice a second, and four times in `aliveMs`: a batcher that lives is not taken for dead when two beats are late. */
+/** Twice a second, and four times in `aliveMs`: two late heartbeats do not make a live batcher dead. */
 export function beatMsFor(aliveMs: number): number {
   return Math.min(500, aliveMs / 4);
 }
 
 export interface MembershipOptions {
-  /** Unique to this start of the process. */
+  /** Unique to this process start. */
   readonly id: string;
   readonly zone: string;
   readonly role: MemberRole;
   readonly version: string;
   readonly beatMs: number;
   readonly aliveMs: number;
-  /** Names of the configured models. */
   readonly models: () => readonly string[];
-  /** Of every model that runs here, configured or on its way out; the same array until that changes. */
+  /** Of every model that runs here, including removed ones still draining; the same array until that changes. */
   readonly dispatchers: () => readonly Dispatcher[];
 }
 
@@ -53,43 +52,42 @@ export interface MembershipParts {
   readonly clock: Clock;
   readonly events: Events;
   readonly random: () => number;
-  /** Which workers operators drained; left out: its own list. */
+  /** Drained workers; omitted: a private list. */
   readonly orders?: Orders;
 }
 
 interface Shared {
   readonly lease: string;
   readonly slot: PoolWorker;
-  /** The same worker by other rules, which retire: the lease is for all of them together. */
+  /** Retiring predecessors of the same worker: the lease covers all of them. */
   readonly before: readonly PoolWorker[];
   readonly dispatcher: Dispatcher;
 }
 
 const MARGIN = 0.1;
-/** Beats are this part of an interval early at most, so that processes started together part. */
+/** Heartbeats are up to this fraction early, so that processes started together spread out. */
 const JITTER = 0.1;
 const LATE_BEATS = 1.5;
-/** A single lost connection is mended by the next try; an operator need not hear of it. */
+/** A single lost connection is repaired by the next try and not logged. */
 const FAILURES_TO_TELL = 2;
 
 export class Membership {
   readonly fleet: Fleet;
-  /** Which workers are put aside. */
   readonly orders: Orders;
-  /** What this gateway lets in; a batcher has no doors. */
+  /** Admission rates of this gateway; none in a batcher. */
   doors: (now: number) => readonly DoorBeat[] = () => [];
   readonly #options: MembershipOptions;
   readonly #parts: MembershipParts;
-  /** As of the last beat: workers come and go. */
+  /** As of the last heartbeat. */
   #shared: readonly Shared[] = [];
-  /** Leases that are ours though their workers are gone from here: they run nothing, and are to be given back. */
+  /** Leases held for workers that are gone from here: they run nothing and are given back. */
   #orphans: readonly string[] = [];
   readonly #unwatch: () => void;
   #beating: Promise<void> | undefined;
   #alarm: Alarm | undefined;
   #alarmAt = Infinity;
   #sentAt = -Infinity;
-  /** Something happened while a beat was on its way. */
+  /** Something changed while a heartbeat was in flight. */
   #again = false;
   #failures = 0;
   #draining = false;
@@ -118,20 +116,20 @@ export class Membership {
     this.#unwatch = () => unwatch.forEach((each) => each());
   }
 
-  /** Resolves when the first beat was answered, or failed; from then on it beats by itself. */
+  /** Resolves when the first heartbeat was answered or failed; then continues by itself. */
   start(): Promise<void> {
     return this.#beat();
   }
 
-  /** From now on every shared worker is given back as soon as it is idle. */
+  /** From now on gives every shared worker back as soon as it is idle. */
   drain(): void {
     this.#draining = true;
     this.#soon();
   }
 
   /**
-   * Leaves: whatever is held is free at once. Comes after the dispatchers have stopped; where a batch still
-   * runs nothing is freed, and the leases run out as after a crash. Idempotent; never rejects.
+   * Frees all leases at once. Call after the dispatchers have stopped; where a batch still runs nothing is freed, and
+   * the leases expire as after a crash. Idempotent; never rejects.
    */
   async stop(): Promise<void> {
     if (this.#stopped) return;
@@ -144,7 +142,7 @@ export class Membership {
     try {
       await this.#parts.registry.leave(this.#options.id);
     } catch {
-      // The store is away; the leases run out by themselves.
+      // The store is unreachable; the leases expire.
     }
   }
 
@@ -170,7 +168,7 @@ export class Membership {
     return this.#beating;
   }
 
-  /** One beat and its consequences; resolves with the instant for the next one. */
+  /** One heartbeat and its consequences; resolves with the instant of the next. */
   async #exchange(): Promise<number> {
     const { registry, clock, random } = this.#parts;
     const { beatMs } = this.#options;
@@ -191,12 +189,12 @@ export class Membership {
     return Math.min(sentAt + beatMs * (1 - JITTER * random()), this.#nextDeathAt(reply));
   }
 
-  /** Models or workers came, are to go, or were drained: others should know. */
+  /** Models or workers were added, removed or drained: tell the others. */
   changed(): void {
     this.#soon();
   }
 
-  /** One that retires is listed no more, and given back as soon as it is idle. */
+  /** A retiring worker is no longer listed, and given back as soon as it is idle. */
   #listed(): Beat["listed"] {
     return this.#options.dispatchers().map((dispatcher) => ({
       model: dispatcher.rules.name,
@@ -227,7 +225,7 @@ export class Membership {
       },
       listed: this.#draining ? [] : this.#listed(),
       held: held.toSorted((a, b) => worth(a) - worth(b)).map(({ lease }) => lease),
-      // Only what was leaving before: a batch may start on any other slot while this beat is on its way.
+      // Only what was leaving before: a batch may start on any other slot while this heartbeat is in flight.
       releasing: [...releasing, ...orphans],
     };
   }
@@ -248,7 +246,7 @@ export class Membership {
       for (const holder of [slot, ...before]) holder.transition({ type: "lease", lease: next });
       const has = slot.held(now);
       if (!usable && has && !release) gained.add(dispatcher);
-      // What we said of ourselves is no longer true, or there is something to let go of.
+      // Our report is no longer true, or there is something to give back.
       if (had !== has || (release && !runs(each))) this.#again = true;
     }
     const known = new Set(this.#shared.map(({ lease }) => lease));
@@ -257,12 +255,12 @@ export class Membership {
     for (const dispatcher of gained) dispatcher.wake();
   }
 
-  /** When the first of those who missed a beat will be dead, and what it held free. */
+  /** When the first late member will count as dead, freeing its leases. */
   #nextDeathAt({ members }: BeatReply): number {
     const { beatMs, aliveMs } = this.#options;
     const ages = members.map(({ ageMs }) => ageMs).filter((ageMs) => ageMs > LATE_BEATS * beatMs);
     if (this.#shared.length === 0 || ages.length === 0) return Infinity;
-    // The age is a whole number, rounded down.
+    // The age is rounded down to a whole number.
     return this.#parts.clock.now() + aliveMs - Math.max(...ages) + 1;
   }
 

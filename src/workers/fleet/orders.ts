@@ -1,15 +1,14 @@
 /**
- * What workers are called in the whole fleet, and which of them operators drained.
+ * Fleet-wide worker names, and which workers operators drained.
  *
- * The names that a process shows depend on what else it lists, so leases and orders go by the model and the worker's address,
- * the same in every process. Two processes that write one address differently (localhost and 127.0.0.1) lease it twice.
- * Credentials are left out, and a query, which may hold one, is hashed: the names are seen on admin pages.
+ * Display names depend on what else a process lists, so leases and orders use the model and the worker's address. Two
+ * spellings of one address (localhost and 127.0.0.1) are leased twice. Credentials are removed and a query, which may
+ * hold one, is hashed: the names appear on admin pages.
  *
- * An order says that one worker is drained, or resumed. Every member repeats all orders that it knows with its heartbeat, and
- * takes over newer ones: an order reaches everybody within two beats, and lives for as long as one process does. The higher
- * `version` counts; each new order is one above all that were ever heard, so that no clock is asked. Of two with the same
- * version "drained" wins, everywhere. Orders to resume are remembered too, or an older one would come back from a member
- * that missed it; both kinds are bounded.
+ * An order drains or resumes one worker. Every member repeats all known orders in its heartbeat and adopts newer ones:
+ * an order reaches all within two heartbeats, and lives as long as one process does. The higher `version` wins; a new
+ * order is one above all ever seen, so no clock is involved. On equal versions "drained" wins everywhere. Resume orders
+ * are kept too, or an older drain would come back from a member that missed them; both are bounded.
  */
 import { hash } from "node:crypto";
 import type { Dispatcher } from "../../dispatch/dispatcher.ts";
@@ -26,7 +25,7 @@ export function leaseNames(model: string, addresses: readonly string[]): string[
   });
 }
 
-/** An address as it may be shown. */
+/** Without secrets. */
 export function shownAddress(address: string): string {
   if (!URL.canParse(address)) return address;
   const { protocol, host, pathname, search } = new URL(address);
@@ -42,7 +41,7 @@ export interface WorkerOrder {
 const MAX_LIFTED = 256;
 const MAX_ASIDE = 4096;
 
-/** The same in every process: by address, as shown, or, for a child of a process, by its name, which has that in it. */
+/** The same in every process: by address as shown, or for a child by its name, which contains its process. */
 export function workerKey(model: string, name: string, shown: string | undefined): string {
   return `${model} ${shown ?? name}`;
 }
@@ -51,7 +50,6 @@ export class Orders {
   readonly #orders = new Map<string, WorkerOrder>();
   #version = 0;
 
-  /** As a beat says them. */
   get all(): readonly WorkerOrder[] {
     return [...this.#orders.values()];
   }
@@ -60,7 +58,6 @@ export class Orders {
     return this.#orders.get(key)?.aside === true;
   }
 
-  /** Whether anybody has said anything about it. */
   knows(key: string): boolean {
     return this.#orders.has(key);
   }
@@ -69,7 +66,7 @@ export class Orders {
     if (this.isAside(key) !== aside) this.#take({ key, aside, version: this.#version + 1 });
   }
 
-  /** Whatever another process says: it may be of another version of Ferry. */
+  /** From another process, perhaps of another version of Ferry. */
   hear(said: unknown): void {
     if (!Array.isArray(said)) return;
     for (const order of said as readonly Partial<WorkerOrder>[]) {
@@ -82,7 +79,7 @@ export class Orders {
     }
   }
 
-  /** Puts every worker of this process where the orders want it. */
+  /** Applies the orders to every worker of this process. */
   apply(dispatcher: Dispatcher): void {
     const { rules, workers } = dispatcher;
     for (const slot of workers.slots) workers.drain(slot, this.isAside(keyOf(rules.name, slot)));

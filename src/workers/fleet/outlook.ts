@@ -1,30 +1,24 @@
 /**
- * What the whole fleet can do for one model, for whoever decides what to let in: our own workers as they are
- * now, the others' as they were at their last beat.
- *
- * A beat says how many workers count and how long a batch takes, not when each is free: by the time it is
- * read that has changed. The policy spreads starts evenly, so the free times of n workers are taken to lie
- * evenly over one batch: S/n, 2S/n … S from now.
- *
- * A worker that changes hands is in nobody's beat for a moment; it counts as one of those last heard of.
- *
- * While nobody says that it serves the model, but somebody just did, the last picture stands
- * (`Fleet.healthy` says how long).
+ * What the whole fleet can do for one model, for admission: our workers as they are now, the others' as of their last
+ * heartbeat. A heartbeat has the number of workers and the batch time, not when each is free: that would be outdated.
+ * The policy spreads starts evenly, so the free times of n workers are assumed even over one batch: S/n, 2S/n … S from
+ * now. A worker between two leases is in no heartbeat; it counts as one of those last reported. While no member reports
+ * serving the model, but one just did, the last state stands (`Fleet.healthy` says how long).
  */
 import { type Horizon, runMsOf } from "../../core/shed.ts";
 import type { Fleet } from "./fleet.ts";
 import type { CapacityBeat } from "./registry.ts";
 
-/** How long a picture is used; what waits is known by the instant, and changes faster than workers do. */
+/** How long a result is reused; the queue depth is always current, and changes faster than workers do. */
 const HOLDS_MS = 10;
-/** Tasks of many streams, read by several batchers, are served nearly in order: so far off are they, on average. */
+/** Tasks of many streams, read by several batchers, are served nearly in order: the mean deviation. */
 const ORDER_MS = 20;
 
 export class FleetOutlook {
   readonly #fleet: Fleet;
   readonly #model: string;
   #last: Horizon | undefined;
-  /** What one worker was worth when somebody last spoke for one. */
+  /** Capacity of one worker when one was last reported. */
   #each: CapacityBeat | undefined;
   #lastAt = -Infinity;
 
@@ -61,7 +55,7 @@ export class FleetOutlook {
       beats.push({ ...horizon, counted: horizon.freeAt.length });
       freeAt.push(...horizon.freeAt);
     }
-    /** Of those who could run the model's workers and hold none: they do not speak for them. */
+    /** Members that could run the model's workers and hold none. */
     const bystanders: CapacityBeat[] = [];
     for (const { capacity, workers } of fleet.others(this.#model)) {
       if (workers === 0) {
@@ -81,7 +75,7 @@ export class FleetOutlook {
     if (beats.length === 0 && healthy > 0 && this.#last !== undefined && this.#last.freeAt.length > 0) {
       return { ...this.#last, healthy };
     }
-    // Nobody ever spoke: what they expect of a batch is all that is known.
+    // No member ever reported one: the bystanders' expected batch time is all that is known.
     if (beats.length === 0) beats.push(...bystanders);
     const sum = (each: (beat: CapacityBeat) => number): number =>
       beats.reduce((total, beat) => total + each(beat), 0);
@@ -116,7 +110,6 @@ export class FleetOutlook {
   }
 }
 
-/** The same for another number of workers. */
 function times(beat: CapacityBeat, factor: number): CapacityBeat {
   const { counted, perMs, nominalPerMs } = beat;
   return {

@@ -1,34 +1,35 @@
 /**
- * Who is in the fleet, and which batcher runs which shared worker.
+ * Members of the fleet, and which batcher runs which shared worker.
  *
- * Several batchers may list the same worker; the registry leases it to one of them at a time, so that it never gets two
- * batches at once. A member sends a heartbeat about every `beatMs`; one beat is one atomic act that says "I live", renews every
- * lease the member holds, takes what it should have and says what it should give back. There is one clock, the registry's: a
- * member is alive while its last beat is younger than its own `aliveMs`, and the leases of a dead one are free.
+ * Several batchers may list the same worker; the registry leases it to one at a time, so it never gets two batches at
+ * once. A heartbeat about every `beatMs` is one atomic operation: it proves liveness, renews the member's leases, takes
+ * what it should have and returns what it should give back. The registry's clock is the only one: a member is alive
+ * while its last heartbeat is younger than its `aliveMs`; leases of a dead one are free.
  *
- *  - A worker goes only to a live member that lists it. A free one goes to the lister that holds fewest of its model (then
- *    fewest of all, then the first by id), which takes it in its own next beat.
- *  - No member should hold two workers of a model more than another lister of one of them; where models are even, none two
- *    workers more in all. A member with too many is told to give back the difference, those it can best do without first.
- *  - Giving back takes two beats: told, it starts no further batch there; idle, it names the worker in `releasing`. Nothing is
- *    taken from a live member without this.
- *  - Grace: for one `aliveMs` nothing changes hands, and members get back exactly what they held, when the registry was away
- *    and not its members: it holds leases but has heard nobody for half of aliveMs (an outage, or a clock that was set), or a
- *    member still holds workers by its own clock and is unknown here (lost data). Otherwise the first to return would take
- *    everything while the others' batches still run. A batcher that restarts alone after a crash waits for this too.
+ * - A worker goes only to a live member that lists it. A free one goes to the lister that holds fewest of its model
+ *   (then fewest of all, then the first by id), which takes it in its own next heartbeat.
+ * - No member should hold two workers of a model more than another lister of one of them; where models are even, none
+ *   two workers more in all. A member with too many is told to give back the difference, least useful first.
+ * - Giving back takes two heartbeats: told, it starts no further batch there; idle, it names the worker in `releasing`.
+ *   Nothing is taken from a live member otherwise.
+ * - Grace: for one `aliveMs` nothing changes hands, and members get back exactly what they held, when the registry was
+ *   away and not its members: it holds leases but has heard no member for half of aliveMs (an outage, or a clock that
+ *   was set), or a member still holds workers by its own clock and is unknown here (lost data). Otherwise the first to
+ *   return would take everything while the others' batches still run. A lone batcher that restarts after a crash waits
+ *   for this too.
  *
- * Not covered: a failover that loses the last moments of writes, a clock that is set on by less than half of aliveMs, and lost
- * data of which a newcomer hears first. A worker may then see a second batch once. Tasks are safe: their own leases have tokens.
+ * Not covered: a failover that loses the last writes, a clock set forward by less than half of aliveMs, and lost data
+ * noticed first by a new member. A worker may then get a second batch once. Tasks are safe: their leases have tokens.
  *
- * In Redis it is seven keys under one hash tag and two scripts. A member costs one script call per beat. Measured there (Redis
- * 7.0, one core of a small machine), with the size of the reply:
+ * In Redis: seven keys under one hash tag and two scripts; one script call per heartbeat. Measured (Redis 7.0, one core
+ * of a small machine), with the size of the reply:
  *
  *    4 batchers,  4 gateways,  16 workers     0.1 ms      4 KB
  *    8 batchers,  4 gateways,  64 workers     0.2 ms     15 KB
- *   16 batchers, 32 gateways, 256 workers     0.7 ms     60 KB      7 % of the server at 96 beats a second
+ *   16 batchers, 32 gateways, 256 workers     0.7 ms     60 KB      7 % of the server at 96 heartbeats a second
  *
- * A beat is never sent again by the client: each carries a number, and the script refuses one that a later beat has overtaken,
- * so that a request that was given up but still lies in a socket does no harm.
+ * The client never resends a heartbeat: each has a number, and the script refuses one that a later one has overtaken,
+ * so an abandoned request still in a socket does no harm.
  */
 import { createHash } from "node:crypto";
 import { readFileSync } from "node:fs";
@@ -39,48 +40,47 @@ import type { WorkerOrder } from "./orders.ts";
 
 export type MemberRole = "all" | "gateway" | "batcher";
 
-/** One worker that a member runs: its own child, or one that it leases. */
+/** One worker run by a member: its own child, or leased. */
 export interface WorkerBeat {
   readonly name: string;
   readonly model: string;
-  /** Where it is, without what is secret in it; left out for a child of its member. */
+  /** Without secrets; omitted for a child of its member. */
   readonly address?: string;
   readonly state: WorkerState;
-  /** Tasks of the batch it runs now. */
+  /** Tasks of its current batch. */
   readonly inFlight: number;
   readonly batches: number;
   readonly tasks: number;
   readonly calls: number;
   readonly failures: number;
   readonly busyMs: number;
-  /** Share of the time since the member's start. */
+  /** Busy share since the member's start. */
   readonly utilization: number;
-  /** Its pace against the others of its member: 2 needs twice as long. */
+  /** Service time relative to the member's others: 2 takes twice as long. */
   readonly ratio: number;
-  /** Others list it too. */
+  /** Other members list it too. */
   readonly leased: boolean;
-  /** Batches that it may have in its hands, where that is more than one. */
+  /** Batches it may hold, where more than one. */
   readonly pipeline?: number;
-  /** The batch that it has behind the one it runs. */
+  /** The batch behind the running one. */
   readonly ahead?: string;
-  /** How full it last said it is, 0 to 1; left out where it never says. */
+  /** Last reported load, 0 to 1; omitted where it reports none. */
   readonly load?: number;
   readonly down?: { readonly why: string; readonly retryInMs: number };
 }
 
-/** The numbers of a `Horizon`; the free times are too old when they arrive to be worth sending. */
+/** A `Horizon` without free times, which would be outdated on arrival. */
 export type CapacityBeat = Omit<Horizon, "healthy" | "freeAt" | "nextUsableAt"> & {
-  /** Workers that count. */
+  /** Workers that count as capacity. */
   readonly counted: number;
 };
 
-/** How fast a gateway lets tasks of one model in, by tier. */
+/** Admission rate of a gateway for one model, by tier. */
 export interface DoorBeat {
   readonly name: string;
   readonly admittedPerMs: readonly number[];
 }
 
-/** What a member can do for one model, with the workers it runs. */
 export interface ModelBeat {
   readonly name: string;
   readonly workers: number;
@@ -89,52 +89,51 @@ export interface ModelBeat {
   /** Until a worker that is down or paused may be tried; null when none is. */
   readonly nextUsableInMs: number | null;
   readonly arrivalsPerMs: number;
-  /** Over the last ten seconds, 0 to 1. */
+  /** Last ten seconds, 0 to 1. */
   readonly utilization: number;
 }
 
 export interface Member {
-  /** Unique to this start of the process. */
+  /** Unique to this process start. */
   readonly id: string;
   readonly zone: string;
   readonly role: MemberRole;
   readonly version: string;
   readonly models: readonly ModelBeat[];
   readonly workers: readonly WorkerBeat[];
-  /** None in a batcher. */
+  /** Empty in a batcher. */
   readonly doors: readonly DoorBeat[];
-  /** Workers that somebody put aside, or let back in; left out by those who know of none. */
+  /** Drained and resumed workers; omitted when there are none. */
   readonly orders?: readonly WorkerOrder[];
-  /** Since its last beat. */
   readonly ageMs: number;
 }
 
 export interface Beat {
   readonly member: Omit<Member, "ageMs">;
-  /** The shared workers that this member may run, under their lease names. */
+  /** Shared workers that this member may run, by lease name. */
   readonly listed: readonly { readonly model: string; readonly leases: readonly string[] }[];
-  /** What it holds by its own clock, the one it can best do without first. */
+  /** Held by its own clock, least useful first. */
   readonly held: readonly string[];
-  /** Those of `held` that it was told to give back and that run nothing; it starts nothing there. */
+  /** Those of `held` that it was told to give back and that are idle; it starts nothing there. */
   readonly releasing: readonly string[];
 }
 
 export interface BeatReply {
-  /** Held for another `aliveMs` from when the beat was sent. Whatever is not here is lost. */
+  /** Held for another `aliveMs` from when the heartbeat was sent. Anything else is lost. */
   readonly held: readonly string[];
   /** Those of `held` on which no further batch may start. */
   readonly giveBack: readonly string[];
-  /** Changing hands: listed by somebody who lives, and not yet in what any member says of itself. */
+  /** Changing hands: listed by a live member, and not yet in any member's report. */
   readonly unheld: readonly { readonly model: string; readonly lease: string }[];
-  /** All who live, the caller included. */
+  /** All live members, including the caller. */
   readonly members: readonly Member[];
 }
 
 export interface Registry {
-  /** Rejects when the store is away or may not have heard it; the next beat repairs whatever that did. */
+  /** Rejects when the store is unreachable or may not have received it; the next heartbeat repairs the effects. */
   beat(beat: Beat): Promise<BeatReply>;
 
-  /** What the member holds is free at once. It must run nothing and not beat again. */
+  /** Frees the member's leases at once. It must be idle and not send another heartbeat. */
   leave(id: string): Promise<void>;
 }
 
@@ -143,11 +142,11 @@ type Script = Parameters<Store["run"]>[1]["script"];
 type StoreReply = Awaited<ReturnType<Store["run"]>>;
 
 export interface RedisRegistryOptions {
-  /** This member is dead when its last beat is this old. */
+  /** This member is dead when its last heartbeat is this old. */
   readonly aliveMs: number;
   /** From a short name to a key of shard 0. */
   key(name: string): string;
-  /** The registry's clock; the server's when left out, which only tests do not. */
+  /** The registry's clock, for tests; default: the server's. */
   now?(): number;
 }
 
@@ -203,7 +202,7 @@ function load(name: string): Script {
   return { name, source, sha: createHash("sha1").update(source).digest("hex") };
 }
 
-/** Another version of Ferry may have written it: what cannot be read is left out, not fatal. */
+/** Another version of Ferry may have written it: unreadable members are skipped. */
 function readMember([id, ageMs, doc]: readonly StoreReply[]): Member[] {
   try {
     const said = JSON.parse(text(doc)) as Partial<Member>;

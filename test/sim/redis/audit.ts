@@ -166,9 +166,11 @@ export class Audit {
     }
     if (verb !== "HSET" && (verb !== "HSETNX" || reply !== 1)) return;
     for (let at = 2; at + 1 < words.length; at += 2) {
+      const [field, value] = [words[at]!, words[at + 1]!];
+      if (!FIELD.test(field)) continue;
       // Where its owner deletes it, what is left of the outcome is written beside the mark.
-      if (FIELD.test(words[at]!) && !words.includes(`g${words[at]!}`))
-        this.#outcome(key, bundle, words[at]!, words[at + 1]!, by);
+      if (words.includes(`g${field}`)) this.#outcomes.set(bundle + field, value);
+      else this.#outcome(key, bundle, field, value, by);
     }
   }
 

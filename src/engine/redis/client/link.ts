@@ -1,15 +1,14 @@
 /**
- * One connection to one Redis server, and one that is made again whenever it goes down (`KeptLink`).
+ * One connection to one Redis server, and one that reconnects (`KeptLink`).
  *
- * Commands of one turn of the event loop leave in one write (`setImmediate`), those of a `callAll` at once; replies are
- * matched to them by order, which is all that RESP2 offers. So the order must never be in doubt: when a reply does not come
- * within `commandTimeoutMs` of its write, or anything arrives that was not asked for, the socket is destroyed and everything
- * in flight rejects with `LinkDown`. A link that is down stays down; nothing is queued for later and nothing is sent twice.
- * What is in flight is bounded by that time limit.
+ * Commands of one event loop turn leave in one write (`setImmediate`), those of a `callAll` at once; replies are
+ * matched by order, all that RESP2 offers. So when a reply does not come within `commandTimeoutMs` of its write, or
+ * anything unexpected arrives, the socket is destroyed and everything in flight rejects with `LinkDown`. A link that is
+ * down stays down; nothing is queued or resent. That timeout also bounds what is in flight.
  *
- * Subscriptions: one channel per SUBSCRIBE or SSUBSCRIBE; the confirmation is the call's reply. What is published goes to
- * `onMessage`. The server takes a subscription back by itself when a slot moves away: `onUnsubscribed`. There is no
- * unsubscribing, because its confirmation looks just like that: close the link.
+ * Subscriptions: one channel per SUBSCRIBE or SSUBSCRIBE; the confirmation is the call's reply, messages go to
+ * `onMessage`. The server ends a subscription when its slot moves: `onUnsubscribed`. There is no unsubscribing, because
+ * its confirmation looks the same: close the link.
  */
 import assert from "node:assert/strict";
 import * as net from "node:net";
@@ -31,18 +30,17 @@ export interface LinkOptions {
   readonly db?: number | undefined;
   readonly connectTimeoutMs: number;
   readonly commandTimeoutMs: number;
-  /** What CLIENT LIST shows. */
+  /** For CLIENT LIST. */
   readonly name: string;
-  /** Makes a connection; `RedisLink.connect` unless a simulation has its own. */
+  /** `RedisLink.connect` unless a simulation replaces it. */
   readonly connect?: Connect | undefined;
 }
 
 export type Connect = (options: LinkOptions, clock: Clock, signal?: AbortSignal) => Promise<RedisLink>;
 
-/** The connection is gone, and with it every reply that was to come. */
+/** The connection is gone, and with it every outstanding reply. */
 export class LinkDown extends Error {
-  /** False when no byte of the command was handed to the socket: it has certainly not happened. */
-  readonly written: boolean;
+  readonly written: boolean; // false if no byte of the command was handed to the socket: it certainly did not happen
 
   constructor(message: string, written: boolean) {
     super(message);
@@ -53,8 +51,7 @@ export class LinkDown extends Error {
 
 /** One `call`, or one `callAll` with `replies`. */
 interface InFlight {
-  /** When it was handed to the socket; 0 before. */
-  writtenAt: number;
+  writtenAt: number; // when it was handed to the socket; 0 before
   left: number;
   readonly replies: (RedisReply | RedisError)[] | undefined;
   readonly resolve: (reply: never) => void;
@@ -62,20 +59,17 @@ interface InFlight {
 }
 
 export class RedisLink {
-  /** "host:port", as people write it. */
   readonly address: string;
   onMessage: ((channel: string, payload: Buffer) => void) | undefined;
-  /** The server ended a subscription: the slot of this channel has moved. */
+  /** The server ended a subscription: this channel's slot has moved. */
   onUnsubscribed: ((channel: string) => void) | undefined;
-  /** Exactly once, whatever ended it, also `close`. */
-  onDown: ((why: Error) => void) | undefined;
+  onDown: ((why: Error) => void) | undefined; // exactly once, whatever ended it, also `close`
   readonly #socket: net.Socket;
   readonly #clock: Clock;
   readonly #timeoutMs: number;
   readonly #writer = new CommandWriter();
   readonly #inFlight = new Fifo<InFlight>();
-  /** Said in this turn; they join `#inFlight` when they are written. */
-  #said: InFlight[] = [];
+  #said: InFlight[] = []; // commands of this turn; they join `#inFlight` when written
   #subscriber = false;
   #alarm: Alarm | undefined;
   #down: Error | undefined;
@@ -99,7 +93,7 @@ export class RedisLink {
     socket.on("close", () => this.#end(`redis ${this.address} closed the connection`));
   }
 
-  /** Connected, authenticated, in its database and named; rejects with one line that says why not. */
+  /** Connects, authenticates, selects the database and sets the name; rejects with one line that says why not. */
   static async connect(options: LinkOptions, clock: Clock, signal?: AbortSignal): Promise<RedisLink> {
     if (options.connect !== undefined) return options.connect(options, clock, signal);
     const socket = await openSocket(options, clock, signal);
@@ -133,14 +127,14 @@ export class RedisLink {
     });
   }
 
-  /** One write and one promise for all. A refusal is a value here; rejects only with LinkDown. */
+  /** One write and one promise for all. Error replies are values; rejects only with LinkDown. */
   callAll(commands: readonly (readonly Arg[])[]): Promise<(RedisReply | RedisError)[]> {
     return new Promise((resolve, reject) => {
       if (commands.length === 0) return resolve([]);
       if (this.#down !== undefined) return reject(new LinkDown(this.#down.message, false));
       for (const command of commands) this.#write(command);
       this.#say({ writtenAt: 0, left: commands.length, replies: [], resolve, reject });
-      // Its caller has gathered already; what was said before goes with it.
+      // Its caller has batched already; earlier commands go with it.
       this.#flush();
     });
   }
@@ -151,7 +145,7 @@ export class RedisLink {
 
   #write(command: readonly Arg[]): void {
     const verb = command[0];
-    // No command of the hot path is that long; the cheap test comes first.
+    // No hot-path command is that long; the cheap test comes first.
     if (typeof verb === "string" && verb.length >= 9 && /SUBSCRIBE$/i.test(verb)) {
       assert.ok(!/UNSUBSCRIBE$/i.test(verb), "close the link to unsubscribe");
       assert.equal(command.length, 2, "one channel per subscribe: each is confirmed by itself");
@@ -182,10 +176,7 @@ export class RedisLink {
     this.#alarm ??= this.#clock.at(now + this.#timeoutMs, () => this.#watch());
   }
 
-  /**
-   * Whether the oldest command is overdue. One alarm watches it, which replies do not move, so it rings about once per
-   * `commandTimeoutMs`.
-   */
+  /** Checks whether the oldest command is overdue. Replies do not move the alarm: one per `commandTimeoutMs`. */
   #watch(): void {
     this.#alarm = undefined;
     const oldest = this.#inFlight.first;
@@ -195,7 +186,7 @@ export class RedisLink {
       this.#alarm = this.#clock.at(dueAt, () => this.#watch());
       return;
     }
-    // If it was this process that stood still, the reply lies in the socket and is read before this runs.
+    // If this process was stalled, the reply is in the socket and is read before this runs.
     setImmediate(() => {
       if (this.#inFlight.first === oldest)
         this.#end(`redis ${this.address} did not answer within ${this.#timeoutMs} ms`);
@@ -222,7 +213,6 @@ export class RedisLink {
     if (asked.left === 0) asked.resolve(asked.replies as never);
   }
 
-  /** Was this sent by itself, not as a reply? */
   #pushed(reply: readonly RedisReply[]): boolean {
     const [kind, channel, payload] = reply;
     if (!Buffer.isBuffer(kind) || !Buffer.isBuffer(channel)) return false;
@@ -259,18 +249,16 @@ const FIRST_WAIT_MS = 50;
 const MAX_WAIT_MS = 1000;
 
 /**
- * How a `KeptLink` is kept.
+ *   connecting ──► preparing ──► up ──► down ──► wait ──► connecting …      close() from every state
  *
- *   connecting ──► preparing ──► up ──► down ──► wait ──► connecting …      close() leads out from everywhere
- *
- * The wait before attempt n after a loss is min(1000, 50·2^n) ms · (1 + random/2), n from 0; a link that came up starts it anew.
+ * The wait before attempt n (from 0) is min(1000, 50·2^n) ms · (1 + random/2); a link that came up resets n.
  */
 export interface Keeping {
   readonly clock: Clock;
   readonly random: () => number;
-  /** Makes a fresh link useful (asks whether this server is a primary, subscribes) before it is shown; a rejection drops it. */
+  /** Checks that the server is a primary, subscribes, before the link is shown; a rejection drops it. */
   readonly prepare: (link: RedisLink) => Promise<void>;
-  /** A link is up (`why` undefined), or the one that was up is not, or an attempt failed. */
+  /** A link is up (`why` undefined), went down, or an attempt failed. */
   readonly changed: (why: Error | undefined) => void;
 }
 
@@ -285,12 +273,9 @@ export class KeptLink {
   readonly #address: string;
   readonly #keeping: Keeping;
   readonly #waiters = new Set<Waiter>();
-  /** Undefined while there is none. */
   link: RedisLink | undefined;
-  /** Why there is no link. */
-  why: Error;
-  /** Connected, but not prepared. */
-  #fresh: RedisLink | undefined;
+  why: Error; // why there is no link
+  #fresh: RedisLink | undefined; // connected, not yet prepared
   #attempt = 0;
   #alarm: Alarm | undefined;
   readonly #closing = new AbortController();
@@ -317,12 +302,12 @@ export class KeptLink {
     });
   }
 
-  /** Drops the link for a new one: this one leads to a server that is no longer the right one. */
+  /** Replaces the link: it leads to a server that is no longer the right one. */
   renew(): void {
     this.link?.close();
   }
 
-  /** Rejects everything that waits in `ready`: what it wants may be elsewhere now. */
+  /** Rejects everything that waits in `ready`: its target may be elsewhere now. */
   release(): void {
     for (const { reject, alarm } of this.#waiters) {
       alarm.cancel();
@@ -422,15 +407,15 @@ function openSocket(options: LinkOptions, clock: Clock, signal?: AbortSignal): P
 }
 
 /**
- * A user who may not name its connection can still work; the name is for people only. What a server says before it closes
- * the connection that it was just offered looks like an answer to the first command, and means all of them.
+ * A user without permission for CLIENT SETNAME can still work. What a server says before it closes a new connection
+ * looks like an answer to the first command, and applies to all of them.
  */
 function refuses(reply: RedisReply | RedisError, toName: boolean): boolean {
   if (!(reply instanceof RedisError)) return false;
   return !toName || reply.code === "DENIED" || reply.message.startsWith("ERR max number of clients");
 }
 
-/** Redis explains its protected mode at length; the first sentence says it. */
+/** Redis explains protected mode at length; keep the first sentence. */
 function refusedBy(address: string, { message }: RedisError): string {
   return `redis ${address} refuses us: ${message.split(". ", 1)[0]}`;
 }

@@ -1,10 +1,8 @@
 /**
- * One primary and the connections to it: one for plain commands and scripts, one for writes that must be safe (WAIT often
- * holds it up), one for reads that wait for new entries; each is made again whenever it goes down. (`subscriptions.ts` has
- * the fourth.)
- *
- * Each fresh connection asks first whether this server is a primary; a replica is never shown as up. Once a second `survey`
- * asks again, counts the replicas and touches both connections, so that a dead one is noticed without traffic.
+ * One primary and its connections: plain commands and scripts, durable writes (often delayed by WAIT), and blocking
+ * reads; each reconnects. (`subscriptions.ts` has the fourth.) A fresh connection first checks that the server is a
+ * primary; a replica is never shown as up. Once a second `survey` checks again, counts the replicas and pings both
+ * connections, so that a dead one is noticed without traffic.
  */
 import type { Clock } from "../../../app/clock.ts";
 import { addressOf, KeptLink, LinkDown, RedisError } from "./link.ts";
@@ -15,14 +13,14 @@ import type { RedisAddress, WriteDurability, ServerFacts } from "./topology.ts";
 type Commands = readonly (readonly Arg[])[];
 export type Replies = (RedisReply | RedisError)[];
 
-/** A Lua script, known to servers by the SHA1 of its source. */
+/** Known to servers by the SHA1 of its source. */
 export interface Script {
   readonly name: string;
   readonly source: string;
   readonly sha: string;
 }
 
-/** The store cannot say yes now. `unknown`: what was asked may have happened all the same. */
+/** The store is unavailable. `unknown`: the command may have happened all the same. */
 export class StoreAway extends Error {
   readonly unknown: boolean;
 
@@ -44,15 +42,14 @@ export interface NodeSettings {
 export interface NodeListener {
   /** A connection came up, went down, or could not be made (`why`). */
   changed(node: RedisNode, why: Error | undefined): void;
-  /** It was asked how many replicas it has; `primary` false: it has been demoted. */
+  /** Replicas were counted; `primary` false: it was demoted. */
   surveyed(node: RedisNode, primary: boolean): void;
 }
 
-/** How one attempt at a command is made. */
 export interface Attempting {
-  /** Its slot is on its way to this server: each command comes after ASKING. */
+  /** Its slot is migrating to this server: each command follows ASKING. */
   readonly asking: boolean;
-  /** How long it may wait for a connection that is down; 0: not at all. */
+  /** How long to wait for a connection that is down; 0: not at all. */
   readonly until: number;
 }
 
@@ -60,17 +57,14 @@ export class RedisNode implements RedisAddress {
   readonly host: string;
   readonly port: number;
   readonly address: string;
-  /** When it was last known to own a shard, or was the target of an ASK. */
-  usedAt = 0;
-  /** Connected, and past their first copy. */
-  replicas = 0;
+  usedAt = 0; // when it last owned a shard or was the target of an ASK
+  replicas = 0; // connected, and past their initial sync
   readonly #settings: NodeSettings;
   readonly #listener: NodeListener;
   readonly #plain: KeptLink;
   readonly #safe: KeptLink;
   readonly #commit: GroupCommit;
-  /** For commands that wait at the server; made when there is one. */
-  #blocking: KeptLink | undefined;
+  #blocking: KeptLink | undefined; // for blocking commands; made on demand
   readonly #loading = new Map<string, Promise<void>>();
   #inSync = 0;
   #surveying = false;
@@ -83,12 +77,12 @@ export class RedisNode implements RedisAddress {
     this.#listener = listener;
     this.#plain = this.keep((link) => this.#check(link));
     this.#safe = this.keep((link) => this.#check(link), settings.waitTimeoutMs);
-    // All that are in sync, not one of them: whichever is promoted must have what was accepted.
+    // All replicas in sync, not one: whichever is promoted must have what was accepted.
     const wanted = (): number => (this.waits ? Math.max(1, this.#inSync) : 0);
     this.#commit = new GroupCommit(this.#safe, wanted, settings.waitTimeoutMs);
   }
 
-  /** A kept connection to this server, whose commands may take `extraMs` longer than others. */
+  /** A reconnecting link whose commands may take `extraMs` longer. */
   keep(prepare: (link: RedisLink) => Promise<void>, extraMs = 0): KeptLink {
     const { clock, random, link } = this.#settings;
     const commandTimeoutMs = link.commandTimeoutMs + extraMs;
@@ -101,18 +95,16 @@ export class RedisNode implements RedisAddress {
     return this.#plain.link !== undefined && this.#safe.link !== undefined;
   }
 
-  /** Whether a durable write waits for a replica now. */
   get waits(): boolean {
     const { durability } = this.#settings;
     return durability === "replica" || (durability === "auto" && this.replicas > 0);
   }
 
-  /** The link for plain commands, if it is up. */
   get link(): RedisLink | undefined {
     return this.#plain.link;
   }
 
-  /** Both connections are there; rejects with LinkDown at `until`. */
+  /** Both connections are up; rejects with LinkDown at `until`. */
   async ready(until: number): Promise<void> {
     await this.#plain.ready(until);
     await this.#safe.ready(until);
@@ -124,24 +116,24 @@ export class RedisNode implements RedisAddress {
     return how.asking ? only(await sent(link, [command], how)) : link.call(command);
   }
 
-  /** Several commands in one write; refusals are values. */
+  /** One write; error replies are values. */
   async pipeline(commands: Commands, how: Attempting): Promise<Replies> {
     return sent(this.#plain.link ?? (await linkOf(this.#plain, how)), commands, how);
   }
 
-  /** As safe as `durability` asks when it resolves; rejects with StoreAway when not all replicas in sync confirmed. */
+  /** Resolves when as safe as `durability` asks; rejects with StoreAway when not all replicas in sync confirmed. */
   async pipelineDurably(commands: Commands, how: Attempting): Promise<Replies> {
     if (this.#safe.link === undefined) await linkOf(this.#safe, how);
     return sent({ callAll: (all) => this.#commit.run(all) }, commands, how);
   }
 
-  /** A command that may wait at the server for up to `blockMs`, on a dedicated connection. */
+  /** May block at the server for up to `blockMs`, on a dedicated connection. */
   async block(command: readonly Arg[], blockMs: number, how: Attempting): Promise<RedisReply> {
     this.#blocking ??= this.keep((link) => this.#check(link), blockMs);
     return only(await sent(this.#blocking.link ?? (await linkOf(this.#blocking, how)), [command], how));
   }
 
-  /** Makes the script known to this server; any number of callers, one command. */
+  /** Loads the script; concurrent callers share one command. */
   load(script: Script): Promise<void> {
     const known = this.#loading.get(script.sha);
     if (known !== undefined) return known;
@@ -151,24 +143,22 @@ export class RedisNode implements RedisAddress {
   }
 
   async #load({ name, source, sha }: Script): Promise<void> {
-    // Scripts belong to the server, not to the connection; the plain one is not held up by WAIT.
+    // Scripts belong to the server, not the connection; the plain one is not delayed by WAIT.
     const link = this.#plain.link ?? this.#safe.link;
     if (link === undefined) throw new LinkDown(this.#plain.why.message, false);
     const found = String(await link.call(["SCRIPT", "LOAD", source]));
     if (found !== sha) throw new Error(`the script ${name} has SHA1 ${found}, not ${sha}`);
   }
 
-  /** Asks whether it is still a primary and how many replicas it has. Never rejects. */
+  /** Checks the role and counts replicas. Never rejects. */
   async survey(): Promise<void> {
     if (this.#surveying) return;
     this.#surveying = true;
-    // A call that fails takes its link down, which is noticed there.
+    // A failed call takes its link down, which is handled there.
     const touched = this.#safe.link?.call(["PING"]).catch(() => null);
     try {
       if (this.#plain.link !== undefined) this.#learn(await askFacts(this.#plain.link, "replication"));
-    } catch {
-      // The same.
-    }
+    } catch {}
     await touched;
     this.#surveying = false;
   }
@@ -219,8 +209,7 @@ function only([reply]: Replies): RedisReply {
   return reply!;
 }
 
-/** More in one pipeline gain nothing, and the first would wait for the last. */
-const GROUP_CALLS = 512;
+const GROUP_CALLS = 512; // larger pipelines gain nothing, and the first would wait for the last
 
 interface Member {
   readonly commands: Commands;
@@ -234,13 +223,12 @@ interface Member {
  *   run run run ──► [write, write, write, WAIT n ms] ──► all replies ──► each caller's promise
  *                    while it is in flight the next group gathers
  *
- * WAIT looks only at what its own connection wrote, and on a fresh connection it is satisfied at once. So the commands and
- * their WAIT always travel together, and each group must write, also when it is sent again.
+ * WAIT covers only writes of its own connection, and on a fresh connection it is satisfied at once. So commands and
+ * their WAIT always travel together, and each group must write, also when it is resent.
  */
 class GroupCommit {
   readonly #kept: KeptLink;
-  /** How many replicas must confirm a write now; 0: no WAIT. */
-  readonly #wanted: () => number;
+  readonly #wanted: () => number; // replicas that must confirm a write now; 0: no WAIT
   readonly #waitTimeoutMs: number;
   #gathering: Member[] = [];
   #busy = false;
@@ -251,9 +239,9 @@ class GroupCommit {
     this.#waitTimeoutMs = waitTimeoutMs;
   }
 
-  /** Resolves with the reply to each command; rejects with LinkDown, or StoreAway when no replica confirmed. */
+  /** Resolves with the replies; rejects with LinkDown, or StoreAway when no replica confirmed. */
   run(commands: Commands): Promise<Replies> {
-    // Nothing waits for a replica, so there is no wait to share.
+    // No replica to wait for, so no wait to share.
     if (this.#gathering.length === 0 && this.#wanted() === 0) return this.#send(commands);
     return new Promise((resolve, reject) => {
       const first = this.#gathering.push({ commands, resolve, reject }) === 1;
@@ -288,14 +276,14 @@ class GroupCommit {
     let at = 0;
     for (const { commands, resolve, reject } of group) {
       const own = replies.slice(at, (at += commands.length));
-      // A refusal is an answer; whether what was written is safe is the question only where something was.
+      // An error reply is an answer; safety matters only where something was written.
       const refused = own.some((reply) => reply instanceof RedisError);
       if (doubt === undefined || refused) resolve(own);
       else reject(doubt);
     }
   }
 
-  /** Why the group's writes are not safe, judging by WAIT's reply. */
+  /** Why the group's writes are not safe, by WAIT's reply. */
   #doubt(confirmed: RedisReply | RedisError | undefined, wanted: number): Error | undefined {
     if (typeof confirmed === "number" && confirmed >= wanted) return undefined;
     if (!(confirmed instanceof RedisError)) {
@@ -303,7 +291,7 @@ class GroupCommit {
       return new StoreAway(`${who} confirmed the write within ${this.#waitTimeoutMs} ms`, true);
     }
     if (confirmed.code === "NOPERM") return confirmed;
-    // Demoted in the middle of it (UNBLOCKED): as good as a lost connection.
+    // Demoted during WAIT (UNBLOCKED): equivalent to a lost connection.
     const { link } = this.#kept;
     return new LinkDown(`redis ${link?.address ?? ""} answered WAIT with: ${confirmed.message}`, true);
   }

@@ -1,24 +1,24 @@
 /**
- * Redis as the engine sees it: commands and scripts run where their shard lives, on one server, a primary with replicas,
- * or a Cluster. `owners.ts` knows which primary owns each shard, `node.ts` keeps the connections to one,
- * `subscriptions.ts` listens.
+ * Redis as the engine sees it: commands and scripts run where their shard lives, on one server, a primary with
+ * replicas, or a Cluster. `owners.ts` maps shards to primaries, `node.ts` keeps connections, `subscriptions.ts`
+ * subscribes.
  *
- * WriteDurability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local": when the
- * primary has it; "auto": as "replica" at a primary that has a replica in step (asked each second), else as "local".
+ * WriteDurability: "replica": a durable write is accepted when every replica in sync has it, at least one; "local":
+ * when the primary has it; "auto": "replica" at a primary with a replica in sync (checked each second), else "local".
  * Losing the last replica is a `notice`, as is losing a server.
  *
- * Each command is tried until it is through, as each refusal asks:
+ * Each command is retried as its error reply asks:
  *
- *   NOSCRIPT                        load the script there, again at once
- *   MOVED                           the shard lives elsewhere now: remember it, again there
- *   ASK                             this once at the target, after ASKING
- *   TRYAGAIN CLUSTERDOWN LOADING    soon over: again in 20 to 50 ms, until the time is up
+ *   NOSCRIPT                        load the script there, retry at once
+ *   MOVED                           record the new owner, retry there
+ *   ASK                             once at the target, after ASKING
+ *   TRYAGAIN CLUSTERDOWN LOADING    temporary: retry in 20 to 50 ms, until the time is up
  *   MASTERDOWN UNBLOCKED BUSY
- *   READONLY                        a demoted primary: the same, and find out who is primary
- *   anything else                   the command's own failure (also OOM, NOREPLICAS, MISCONF, NOPERM): rejects with it
+ *   READONLY                        a demoted primary: the same, and look up the primary
+ *   anything else                   the command's failure (also OOM, NOREPLICAS, MISCONF, NOPERM): rejects with it
  *
- * A refusal means that nothing happened. A connection that broke after the write means that nobody knows: only with
- * `resend` is it sent again, because only the caller knows that doing it twice does no harm. Every rejection is a
+ * An error reply means that nothing happened. After a connection breaks behind the write the effect is unknown: it is
+ * resent only with `resend`, because only the caller knows that repeating is harmless. Every rejection is a
  * `RedisError`, or a `StoreAway` when no server could be reached in time.
  */
 import type { Clock } from "../../../app/clock.ts";
@@ -42,9 +42,9 @@ export interface ScriptCall {
 }
 
 export interface Patience {
-  /** Send it again when the reply is lost. */
+  /** Resend when the reply is lost. */
   readonly resend?: boolean | undefined;
-  /** How long to try; 1000 unless said. An attempt that is under way then is still waited for. */
+  /** How long to try; default 1000. An attempt under way then is still awaited. */
   readonly withinMs?: number | undefined;
 }
 
@@ -60,12 +60,9 @@ const WITHIN_MS = 1000;
 const PAUSE_MS = 20;
 const PAUSE_SPREAD_MS = 30;
 const CLOCK_TRIES = 5;
-/** How long no new bundles go to a shard after its slot was found on its way to another server. */
-const MOVING_MS = 10_000;
-/** How long a blocking command may wait for its connection. */
-const BLOCK_READY_MS = 1000;
+const MOVING_MS = 10_000; // how long a shard gets no new bundles after its slot was found migrating
+const BLOCK_READY_MS = 1000; // how long a blocking command may wait for its connection
 
-/** What a server refuses only for now. */
 const PASSING = new Set([
   "TRYAGAIN",
   "CLUSTERDOWN",
@@ -76,7 +73,7 @@ const PASSING = new Set([
   "READONLY",
 ]);
 
-/** Whether the same command may be taken later, or elsewhere. */
+/** Whether the same command may succeed later or elsewhere. */
 function passes(reply: unknown): boolean {
   if (!(reply instanceof RedisError)) return false;
   return reply.code === "MOVED" || reply.code === "ASK" || PASSING.has(reply.code);
@@ -87,8 +84,7 @@ export class RedisNodes {
   readonly #owners: RedisOwners;
   readonly #subscriptions: Subscriptions;
   readonly #shards: number;
-  /** Shards whose slots were found on their way to another server: until when they are avoided. */
-  readonly #movingUntil = new Map<number, number>();
+  readonly #movingUntil = new Map<number, number>(); // shards with migrating slots, and until when they are avoided
 
   private constructor(options: NodesOptions, clock: Clock, events: Events) {
     this.#clock = clock;
@@ -100,7 +96,7 @@ export class RedisNodes {
     this.#subscriptions = new Subscriptions(options.tags.length, this.#owners);
   }
 
-  /** Connected to every primary; rejects with one line that says what to do. */
+  /** Connects to every primary; rejects with one line that says what to do. */
   static async open(options: NodesOptions, clock: Clock, events: Events): Promise<RedisNodes> {
     const nodes = new RedisNodes(options, clock, events);
     try {
@@ -117,9 +113,9 @@ export class RedisNodes {
   }
 
   /**
-   * One shard of each primary that is up: where new bundles go. Few shards under thin traffic, so that one read
-   * fills a batch; all primaries share the load. A shard whose slot is on its way takes no transactions: another of the
-   * same primary stands in for it.
+   * One shard of each primary that is up: where new bundles go. Few shards, so that one read fills a batch under thin
+   * traffic; all primaries share the load. A migrating shard takes no transactions: another of the same primary
+   * replaces it.
    */
   activeShards(): readonly number[] {
     const active = new Map<RedisNode, number>();
@@ -141,18 +137,15 @@ export class RedisNodes {
   }
 
   /**
-   * Runs a script at the shard's primary. A lost reply rejects (`unknown`) unless it may be sent again. While
-   * the primary is away it rejects at once, unless `resend` or `withinMs` was given: then it waits that long.
+   * Runs a script at the shard's primary. A lost reply rejects (`unknown`) unless it may be resent. While the primary
+   * is away it rejects at once, unless `resend` or `withinMs` was given: then it waits that long.
    */
   run(shard: number, { script, keys, args }: ScriptCall, patience?: Patience): Promise<RedisReply> {
     const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
     return this.#persist(shard, (node, how) => node.run(command, how), patience, script);
   }
 
-  /**
-   * As `run`, and as safe as `durability` asks when it resolves. Sent again when the reply is lost: the script must know what
-   * it has done before, and write something also then.
-   */
+  /** As `run`, and durable. Resent when the reply is lost: the script must detect that it ran, and write even then. */
   runDurably(shard: number, { script, keys, args }: ScriptCall, withinMs: number): Promise<RedisReply> {
     const command = ["EVALSHA", script.sha, keys.length, ...keys, ...args];
     const attempt = async (node: RedisNode, how: Attempting): Promise<RedisReply> => {
@@ -169,8 +162,8 @@ export class RedisNodes {
   }
 
   /**
-   * Commands of one shard in one write, done in this order. A refusal is a value; a command that was refused for now
-   * (its slot moves, its server loads) is sent again by itself, so it may come after those behind it. Rejects as `run` does.
+   * Commands of one shard in one write, executed in order. Error replies are values; a temporarily refused command
+   * (slot migrating, server loading) is resent separately, so it may run after later ones. Rejects as `run` does.
    */
   pipeline(shard: number, commands: readonly Command[], patience?: Patience): Promise<Replies> {
     return this.#pipeline(
@@ -180,10 +173,7 @@ export class RedisNodes {
     );
   }
 
-  /**
-   * Single commands at many shards: one write for each primary. Never rejects: refusals are values, in the order of the
-   * commands, and so is a primary that is away.
-   */
+  /** Single commands at many shards, one write per primary. Never rejects: errors are values, in command order. */
   async scatter(
     commands: readonly { readonly shard: number; readonly command: Command }[],
     patience?: Patience,
@@ -201,7 +191,7 @@ export class RedisNodes {
     return replies;
   }
 
-  /** Commands for shards of one owner. What another primary owns by now is refused, and finds its way by itself. */
+  /** Commands for shards of one owner. Those owned by another primary by now are refused and redirected separately. */
   async #pipeline(
     commands: readonly Command[],
     shards: readonly number[],
@@ -223,9 +213,9 @@ export class RedisNodes {
   }
 
   /**
-   * A transaction at one shard: all commands or none, and as safe as `durability` asks when it resolves. Sent again when the
-   * reply is lost, so that it may happen twice: `again` then gives the commands. While its slot moves to another server
-   * it waits: a key made at the new place would be in the way of the old one's.
+   * A transaction at one shard, as safe as `durability` asks when it resolves. Resent when the reply is lost, so it may
+   * happen twice: `again` then gives the commands. It waits while its slot migrates: a key created at the target would
+   * block the source's.
    */
   async transact(
     shard: number,
@@ -248,7 +238,7 @@ export class RedisNodes {
     return this.#persist(shard, attempt, { resend: true, withinMs });
   }
 
-  /** A command that may wait at the server for up to `blockMs`. Rejects when its connection is away, or breaks. */
+  /** May block at the server for up to `blockMs`. Rejects when its connection is down or breaks. */
   block(shard: number, command: Command, blockMs: number): Promise<RedisReply> {
     const attempt = (node: RedisNode, how: Attempting): Promise<RedisReply> =>
       node.block(command, blockMs, how);
@@ -269,16 +259,16 @@ export class RedisNodes {
         if (course.unloaded) await course.load(node);
         return await attempt(node, course);
       } catch (error) {
-        // Settles the next attempt, or throws.
+        // Prepares the next attempt, or throws.
         if (course.failed(error, node)) await course.pause();
       }
     }
   }
 
   /**
-   * Listens to `channel(shard)` of every shard, for ever; resolves when all are confirmed, with what ends it.
-   * `resubscribed` names shards whose messages may have been missed, also the first time. Calling this again
-   * adds channels; their names must differ.
+   * Subscribes to `channel(shard)` of every shard; resolves when all are confirmed, with a function that ends it.
+   * `resubscribed` names shards whose messages may have been missed, also the first time. Further calls add channels;
+   * their names must differ.
    */
   subscribe(
     channel: (shard: number) => string,
@@ -292,7 +282,7 @@ export class RedisNodes {
     return this.#owners.up(shard);
   }
 
-  /** The server's clock minus ours, in ms: TIME against the middle of the quickest of a few round trips. */
+  /** Server clock minus ours, in ms: TIME against the middle of the quickest of a few round trips. */
   async clockOffset(shard = 0): Promise<number> {
     let best = { tookMs: Infinity, offset: 0 };
     for (let tries = 0; tries < CLOCK_TRIES; tries++) {
@@ -306,13 +296,12 @@ export class RedisNodes {
     return best.offset;
   }
 
-  /** Those that own a shard. */
   primaries(): readonly PrimaryView[] {
     const { primaries } = this.#owners;
     return primaries.map(({ address, replicas, waits, up }) => ({ address, replicas, waits, up }));
   }
 
-  /** Ends every connection; what is in flight rejects. Idempotent. */
+  /** Closes every connection; what is in flight rejects. Idempotent. */
   close(): Promise<void> {
     this.#subscriptions.close();
     this.#owners.close();
@@ -320,12 +309,10 @@ export class RedisNodes {
   }
 }
 
-/** Where a command stands between its attempts. */
+/** State of a command between attempts. */
 class Course implements Attempting {
-  /** The server that an ASK named, for the next attempt. */
-  target: RedisNode | undefined;
-  /** The script is to be loaded first. */
-  unloaded = false;
+  target: RedisNode | undefined; // the server that an ASK named, for the next attempt
+  unloaded = false; // load the script first
   readonly #owners: RedisOwners;
   readonly #clock: Clock;
   readonly #shard: number;
@@ -333,12 +320,10 @@ class Course implements Attempting {
   readonly #resend: boolean;
   readonly #withinMs: number;
   readonly #endsAt: number;
-  /** It may wait for a connection that is down: asked for, or it was sent on to another server. */
-  #patient: boolean;
+  #patient: boolean; // may wait for a connection that is down: requested, or it was redirected
   #moves = 0;
   #loaded = false;
-  /** An attempt was lost after its write. */
-  #unknown = false;
+  #unknown = false; // an attempt was lost after its write
 
   constructor(
     owners: RedisOwners,
@@ -375,10 +360,10 @@ class Course implements Attempting {
     }
   }
 
-  /** Says what to do next: true = after a pause. Throws when there is nothing left to do. */
+  /** True: retry after a pause; false: retry at once. Throws when there is nothing left to do. */
   failed(error: unknown, node: RedisNode | undefined): boolean {
     if (error instanceof RedisError && error.code === "NOSCRIPT" && this.#script !== undefined) {
-      // A server that has never seen the script is told once, however late it is.
+      // A server without the script is told once, however late it is.
       if (this.#loaded) this.#checkTime(error, node);
       this.#loaded = this.unloaded = true;
       return false; // to the same server, also when it was the target of an ASK
@@ -388,7 +373,7 @@ class Course implements Attempting {
     if (error instanceof LinkDown) this.#lost(error);
     else if (!(error instanceof RedisError)) throw error;
     else if (!passes(error)) {
-      // A refusal says that nothing happened now; an earlier attempt may have.
+      // An error reply says that nothing happened now; an earlier attempt may have.
       if (!this.#unknown) throw error;
       throw new StoreAway(`redis refused a second attempt: ${error.message}`, true);
     } else {
@@ -413,7 +398,7 @@ class Course implements Attempting {
       return false;
     }
     this.#owners.moved(this.#shard, target);
-    // Two servers that send us to each other are about to agree; once is normal.
+    // Two servers that redirect to each other are about to agree; once is normal.
     return ++this.#moves > 1;
   }
 

@@ -1,15 +1,13 @@
 /**
- * Which primary owns each shard. What kind of Redis it is, the servers say themselves (INFO):
+ * Which primary owns each shard. The kind of Redis comes from INFO:
  *
- *   one server   it owns all; when it fails over behind its address, the next connection finds that out
- *   several      the one that calls itself primary owns all; looked for again when it is lost or demoted
- *   a Cluster    the owner of slot CRC16(tag), from CLUSTER SLOTS of every server that is up; the newest view
- *                that comes from the majority wins
+ *   one server   it owns all; a failover behind its address is found by the next connection
+ *   several      the one with role primary owns all; searched again when it is lost or demoted
+ *   a Cluster    the owner of slot CRC16(tag), from CLUSTER SLOTS of every server that is up; newest majority view
  *
- * That is looked up again on MOVED (which names the new owner, believed at once), CLUSTERDOWN, READONLY and a lost
- * connection, every 5 s, and every 250 ms while a shard is away; one look at a time, and never two within 100 ms. A server
- * that owns nothing any more is let go. A server that goes away or comes back, and a primary that loses its last replica or
- * gets one, is said as a `notice`.
+ * Refreshed on MOVED (its owner is believed at once), CLUSTERDOWN, READONLY and a lost connection, every 5 s, and every
+ * 250 ms while a shard is away; one refresh at a time, at least 100 ms apart. Servers that own nothing are closed. A
+ * server that goes away or returns, and a primary that loses its last replica or gets one, is a `notice`.
  */
 import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../../../app/clock.ts";
@@ -21,11 +19,9 @@ import type { NodeListener, NodeSettings } from "./node.ts";
 import * as topology from "./topology.ts";
 import type { RedisAddress, ClusterView, NodesOptions, ServerFacts } from "./topology.ts";
 
-/** What is told; none of it may throw. */
+/** Callbacks must not throw. */
 export interface OwnersListener {
-  /** Owners were looked up or have changed. */
   moved(): void;
-  /** Once a second. */
   surveyed(): void;
 }
 
@@ -33,10 +29,9 @@ const REFRESH_GAP_MS = 100;
 const REFRESH_AWAY_MS = 250;
 const REFRESH_WELL_MS = 5000;
 const SURVEY_MS = 1000;
-/** How long a server is kept that owns nothing: replies may be under way, or it gets its first slot now. */
+/** How long to keep a server that owns nothing: replies may be outstanding, or it is getting its first slot. */
 const UNUSED_MS = 10_000;
-/** Of the servers that a Cluster has named, so many are asked when none of the known ones answers. */
-const MAX_VISITS = 16;
+const MAX_VISITS = 16; // servers named by the Cluster that are asked when no known one answers
 
 export class RedisOwners implements NodeListener {
   readonly #clock: Clock;
@@ -46,20 +41,16 @@ export class RedisOwners implements NodeListener {
   readonly #endpoints: topology.Endpoints;
   readonly #settings: NodeSettings;
   readonly #nodes = new Map<string, RedisNode>();
-  /** By shard: its owner, and whether durable writes waited there. */
-  readonly #owners: (RedisNode | undefined)[];
-  readonly #waited: (boolean | undefined)[];
-  /** Servers whose absence has been said. */
-  readonly #away = new Set<RedisNode>();
+  readonly #owners: (RedisNode | undefined)[]; // by shard
+  readonly #waited: (boolean | undefined)[]; // by shard: whether durable writes waited for a replica
+  readonly #away = new Set<RedisNode>(); // servers whose absence was reported
   readonly #closing = new AbortController();
   #cluster = false;
-  /** Everybody that the Cluster has named, for when its primaries are gone. */
-  #members: readonly RedisAddress[] = [];
+  #members: readonly RedisAddress[] = []; // every server that the Cluster named, for when its primaries are gone
   #epoch = 0;
   #started = false;
   #refreshing = false;
-  /** A look was due while one was under way. */
-  #again = false;
+  #again = false; // a refresh was due while one was running
   #refreshedAt = 0;
   #next: { readonly at: number; readonly alarm: Alarm } | undefined;
   #surveyAlarm: Alarm | undefined;
@@ -106,7 +97,7 @@ export class RedisOwners implements NodeListener {
     return this.#started && (this.#owners[shard]?.up ?? false);
   }
 
-  /** The node at that address, now or soon connected. */
+  /** The node at that address, connected now or soon. */
   at(address: RedisAddress): RedisNode {
     const node = this.#nodeAt(address);
     node.usedAt = this.#clock.now();
@@ -119,7 +110,7 @@ export class RedisOwners implements NodeListener {
     this.refresh();
   }
 
-  /** Runs a callback that is not ours; what it throws is reported, not thrown. */
+  /** Runs a foreign callback; reports what it throws. */
   guarded(callback: () => void): void {
     try {
       callback();
@@ -128,7 +119,7 @@ export class RedisOwners implements NodeListener {
     }
   }
 
-  /** Finds out who is there and connects to every owner. */
+  /** Discovers the servers and connects to every owner. */
   async start(): Promise<void> {
     const { servers, failure } = await this.#askSeeds();
     if (servers.length === 0) throw new Error(explain(failure?.message ?? "", this.#endpoints.db));
@@ -149,9 +140,8 @@ export class RedisOwners implements NodeListener {
     this.#due(this.#clock.now() + REFRESH_WELL_MS);
   }
 
-  /** Something does not fit: find out who serves what. */
   refresh(): void {
-    // With one server its connections are all there is to find out.
+    // With one server its connections are all there is to know.
     if (!this.#cluster && this.#endpoints.seeds.length === 1) return;
     this.#due(Math.max(this.#clock.now(), this.#refreshedAt + REFRESH_GAP_MS));
   }
@@ -191,7 +181,6 @@ export class RedisOwners implements NodeListener {
       this.#notice("info", `a replica is connected to redis ${node.address}: accepted tasks are kept by two`);
   }
 
-  /** The next look, at `at` or sooner. */
   #due(at: number): void {
     if (this.closed || !this.#started || (this.#next !== undefined && this.#next.at <= at)) return;
     this.#next?.alarm.cancel();
@@ -207,7 +196,7 @@ export class RedisOwners implements NodeListener {
       if (this.#cluster) await this.#readCluster();
       else await this.#readServers();
     } catch {
-      // Nobody answered; the shards are away, so the next look is soon.
+      // No answer; shards are away, so the next refresh is soon.
     }
     this.#refreshing = false;
     if (this.closed) return;
@@ -217,10 +206,7 @@ export class RedisOwners implements NodeListener {
     this.#due(this.#refreshedAt + (this.#again ? REFRESH_GAP_MS : waitMs));
   }
 
-  /**
-   * Asks all who are connected, and if their word is not good enough everybody else who was ever named; those
-   * whose connection is down only when nobody else is left, because they may answer as late as can be.
-   */
+  /** Asks connected servers, then every other one named; down ones last, as they may take the full timeout. */
   async #readCluster(): Promise<void> {
     const known = [...this.#nodes.values()];
     const near = known.filter(({ link }) => link !== undefined);
@@ -245,7 +231,7 @@ export class RedisOwners implements NodeListener {
     return view.ok && view.epoch >= this.#epoch;
   }
 
-  /** The first good view, or the best of them when none is; undefined when nobody answers. */
+  /** The first good view, else the best; undefined if no server answers. */
   #bestOf(views: readonly Promise<ClusterView>[]): Promise<ClusterView | undefined> {
     return new Promise((resolve) => {
       let best: ClusterView | undefined;
@@ -259,7 +245,7 @@ export class RedisOwners implements NodeListener {
     });
   }
 
-  /** Several servers without a Cluster: as long as the one in use is up, there is nothing to look for. */
+  /** Several servers without a Cluster: nothing to search while the one in use is up. */
   async #readServers(): Promise<void> {
     if (this.#owners[0]?.up) return;
     const { servers } = await this.#askSeeds();
@@ -287,7 +273,7 @@ export class RedisOwners implements NodeListener {
     this.#assign(this.#slots.map(() => seed));
   }
 
-  /** One question to a server over a connection of its own. */
+  /** One question over a dedicated connection. */
   async #visit<Answer>(address: RedisAddress, ask: (link: RedisLink) => Promise<Answer>): Promise<Answer> {
     const options = { ...this.#settings.link, host: address.host, port: address.port };
     const link = await RedisLink.connect(options, this.#clock, this.#closing.signal);
@@ -300,7 +286,7 @@ export class RedisOwners implements NodeListener {
 
   #assign(owners: readonly (RedisAddress | undefined)[]): void {
     owners.forEach((address, shard) => {
-      // A slot that nobody serves for a moment stays where it was: its server still answers best.
+      // A slot without an owner for a moment stays where it was: its server still answers best.
       if (address !== undefined) this.#own(shard, this.#nodeAt(address));
     });
     const now = this.#clock.now();

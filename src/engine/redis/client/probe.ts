@@ -1,16 +1,14 @@
 /**
- * The boot check: is every primary behind `engine.url` or `engine.nodes` set up so that an accepted task stays?
+ * The boot check: is every primary behind `engine.url` or `engine.nodes` configured so that an accepted task stays?
  *
- *   every seed is visited ──► a Cluster: every primary that its newest view names
+ *   every seed is visited ──► a Cluster: every primary in its newest view
  *                        └──► no Cluster: the seed that is a primary (of two, the one with more replicas)
  *
- * Only primaries are judged: a replica among the seeds is there for the day it is promoted, and a seed that does not
- * answer is worth a warning while others do. `refuse` holds what would break the promise, and the start ends there;
- * `warn` what an operator should know. Each line says what is, why it matters, and the command that changes it.
- *
- * INFO tells version, role, replicas, memory and persistence; CONFIG GET the rest (save points, min-replicas-to-write),
- * which managed services and strict ACLs refuse: then INFO has to do. Nothing is written. Each visit takes at most
- * `connectTimeoutMs` and a few times `commandTimeoutMs`.
+ * Only primaries are judged; a seed that does not answer is a warning while others do. `refuse`: what would break the
+ * promise, and the start ends there; `warn`: what an operator should know. Each line says what is, why it matters, and
+ * the command that changes it. INFO gives version, role, replicas, memory and persistence; CONFIG GET the rest (save
+ * points, min-replicas-to-write), which managed services and strict ACLs refuse: then INFO has to do. Nothing is
+ * written. A visit takes at most `connectTimeoutMs` and a few times `commandTimeoutMs`.
  */
 import type { Clock } from "../../../app/clock.ts";
 import { addressOf, RedisError, RedisLink } from "./link.ts";
@@ -24,33 +22,31 @@ export type ProbeOptions = Pick<
 
 export interface CheckFacts {
   readonly product: "redis" | "valkey" | "unknown";
-  /** As the product counts; "" when it does not say. */
+  /** "" if unknown. */
   readonly version: string;
   readonly role: "primary" | "replica" | "unknown";
   readonly cluster: boolean;
-  /** Connected, and past their first copy. */
+  /** Connected, and past their initial sync. */
   readonly replicas: number;
-  /** 0: writes never depend on replicas; undefined: it could not be asked. */
+  /** 0: writes never depend on replicas; undefined: unknown. */
   readonly minReplicasToWrite: number | undefined;
   readonly persistence: "aof" | "snapshots" | "none" | "unknown";
   /** 0: no bound. */
   readonly maxMemoryBytes: number;
   readonly usedMemoryBytes: number;
-  /** "" when it could not be asked. */
+  /** "" if unknown. */
   readonly maxMemoryPolicy: string;
-  /** What "accepted" means here now: a replica has the task too, or this server alone. */
+  /** What "accepted" means now: a replica has the task too, or this server alone. */
   readonly durability: "replica" | "local";
 }
 
 export interface Probe {
-  /** Why not to start, a line each; empty: all is well. */
+  /** Reasons not to start, one line each. */
   readonly refuse: readonly string[];
   readonly warn: readonly string[];
-  /** The primaries that answered. */
   readonly servers: readonly { readonly address: string; readonly facts: CheckFacts }[];
 }
 
-/** One server's answers, or why there are none. */
 type Visit = { readonly address: string } & (
   | { readonly check: ServerCheck; readonly view: ClusterView | undefined }
   | { readonly check?: undefined; readonly why: string }
@@ -70,7 +66,7 @@ export async function probeRedis(options: ProbeOptions, clock: Clock): Promise<P
   for (const each of answered) if (each.view !== undefined && better(each.view, view)) view = each.view;
   if (view === undefined) return alone(answered, silent);
   const named = new Map(view.ranges.map(({ primary }) => [addressOf(primary.host, primary.port), primary]));
-  // No node knows an owner of any slot: its own words say what is wrong.
+  // No node knows an owner of any slot: its own message says what is wrong.
   if (named.size === 0) return report(answered.slice(0, 1), silent);
   const known = new Set(visits.map(({ address }) => address));
   const more = await visitAll([...named].flatMap(([address, each]) => (known.has(address) ? [] : [each])));
@@ -83,12 +79,12 @@ export async function probeRedis(options: ProbeOptions, clock: Clock): Promise<P
   return { ...told, refuse: [...lost.map(toDo), ...told.refuse] };
 }
 
-/** Servers outside a Cluster: one of them has to be the primary. */
+/** Outside a Cluster one of the servers must be the primary. */
 function alone(answered: readonly Answered[], silent: readonly string[]): Probe {
   const [first, second] = answered
     .filter(({ check }) => check.facts.role !== "replica")
     .sort((a, b) => b.check.facts.replicas - a.check.facts.replicas);
-  // A replica's own refusal names the primary to write down.
+  // A replica's refusal names the primary to configure.
   if (first === undefined) return report(answered.slice(0, 1), silent);
   const told = report([first], silent);
   if (second === undefined) return told;
@@ -144,7 +140,7 @@ function toDo(why: string): string {
 // ── One server ───────────────────────────────────────────────────────────────────────────────────────
 
 export type ProbeReply = string | number | null | Buffer | Error | readonly ProbeReply[];
-/** Sends one command; an error reply may be the value, or the reason of the rejection. */
+/** An error reply may be the value, or the reason of the rejection. */
 export type ProbeCommand = (command: readonly string[]) => Promise<ProbeReply>;
 
 export interface CheckOptions {
@@ -159,10 +155,8 @@ export interface ServerCheck {
   readonly facts: CheckFacts;
 }
 
-/** Beyond this share of maxmemory a burst could fill the rest. */
-const FULL_SHARE = 0.8;
-/** A copy for AOF rewrite or replication may need as much again while writes go on. */
-const SAFE_SHARE = 0.6;
+const FULL_SHARE = 0.8; // above this share of maxmemory a burst could fill the rest
+const SAFE_SHARE = 0.6; // a copy for AOF rewrite or replication may need as much again while writes go on
 const ASKED = ["maxmemory", "maxmemory-policy", "save", "appendonly", "min-replicas-to-write"];
 const OLDEST = { redis: [7, 0], valkey: [7, 2] } as const;
 
@@ -171,8 +165,7 @@ type Fields = ReadonlyMap<string, string>;
 interface Seen {
   readonly facts: CheckFacts;
   readonly info: Fields;
-  /** Whether the server told its maxmemory, by CONFIG GET or INFO. */
-  readonly boundKnown: boolean;
+  readonly boundKnown: boolean; // whether maxmemory is known, by CONFIG GET or INFO
   readonly options: CheckOptions;
   readonly refuse: string[];
   readonly warn: string[];
@@ -197,7 +190,7 @@ export async function checkServer(ask: ProbeCommand, options: CheckOptions): Pro
   return { refuse: named(seen.refuse), warn: named(seen.warn), facts };
 }
 
-/** INFO itself was refused: nothing is known, and Ferry needs it for as long as it runs. */
+/** INFO was refused: nothing is known, and Ferry needs it as long as it runs. */
 async function unanswered(why: Error, ask: ProbeCommand): Promise<string> {
   if (why.message.startsWith("NOAUTH"))
     return "it wants a password; write one in engine.url (redis://:PASSWORD@HOST) or engine.password";
@@ -372,7 +365,7 @@ function factsOf(info: Fields, settings: Fields, { durability }: CheckOptions): 
   };
 }
 
-/** A refusal is a value here: what one command may not tell, another may. */
+/** Error replies are values: what one command may not tell, another may. */
 async function tell(ask: ProbeCommand, command: readonly string[]): Promise<ProbeReply> {
   try {
     return await ask(command);
@@ -385,7 +378,7 @@ function textOf(reply: ProbeReply): string {
   return reply === null || Array.isArray(reply) ? "" : String(reply);
 }
 
-/** CONFIG GET's reply: names and values in turn; empty when it was refused. */
+/** CONFIG GET's alternating names and values; empty if refused. */
 function settingsOf(reply: ProbeReply): Fields {
   const flat = Array.isArray(reply) ? (reply as readonly ProbeReply[]).map(textOf) : [];
   const settings = new Map<string, string>();

@@ -1,24 +1,21 @@
 /**
- * RESP2, the language that Redis speaks: commands to bytes, bytes to replies.
+ * RESP2 encoder and parser, on the path of every request.
  *
- * Both sides stand on the path of every request, so they do little per argument. `CommandWriter` puts
- * commands one after another into a slab of SLAB_BYTES that is never written twice (the socket may still
- * hold it); one group of commands is one piece, or a few when a slab ends or a Buffer is too large to be
- * worth copying. Such a Buffer is handed to the socket as it is: do not change it afterwards.
+ * `CommandWriter` appends commands to a slab of SLAB_BYTES that is never reused (the socket may still hold it); a group
+ * of commands is one piece, or a few when a slab ends or a Buffer is too large to copy. Such a Buffer goes to the
+ * socket as it is: do not change it afterwards.
  *
- * `ReplyParser` takes the chunks of a socket as they come, cut anywhere. A text of the reply is a view of
- * the chunk that it came in, without a copy, and keeps that chunk (64 KB at most) alive: copy what you keep
- * for long. Only what a chunk's end cuts in two is joined, once, so the price is linear in the bytes
- * whatever the cuts. An error inside an array makes the whole reply that error.
- *
- * Integers beyond 2^53 lose their last digits. RESP3's types are refused: nobody asked for them.
+ * `ReplyParser` takes chunks cut anywhere. A text is a view of its chunk, without a copy, and keeps that chunk (64 KB
+ * at most) alive: copy what you keep for long. Only what a chunk's end cuts in two is joined, once, so the cost is
+ * linear whatever the cuts. An error inside an array makes the whole reply that error. Integers beyond 2^53 lose
+ * digits. RESP3 types are rejected.
  */
 
 export type Arg = string | Buffer | number;
-/** Simple strings come as Buffer too. */
+/** Simple strings are Buffers too. */
 export type RedisReply = Buffer | number | null | RedisReply[];
 
-/** The server said no. `code` is the first word: NOSCRIPT, MOVED, OOM, ERR … */
+/** An error reply. `code` is the first word: NOSCRIPT, MOVED, OOM, ERR … */
 export class RedisError extends Error {
   readonly code: string;
 
@@ -31,12 +28,10 @@ export class RedisError extends Error {
 }
 
 const SLAB_BYTES = 64 * 1024;
-/** From here on a Buffer is written beside the slab: the copy would cost more than another piece. */
+/** A larger Buffer is written beside the slab: the copy would cost more than another piece. */
 const APART_BYTES = 16 * 1024;
-/** Up to here a loop over the characters beats a call into the encoder. */
-const SHORT_CHARS = 64;
-/** "$" or "*", at most ten digits, twice "\r\n". */
-const FRAME_BYTES = 16;
+const SHORT_CHARS = 64; // up to this length a loop beats a call into the encoder
+const FRAME_BYTES = 16; // "$" or "*", at most ten digits, twice "\r\n"
 
 const CR = 13;
 const LF = 10;
@@ -63,7 +58,6 @@ export class CommandWriter {
     }
   }
 
-  /** Everything added since the last `take`, in order. */
   take(): Buffer[] {
     this.#cut();
     const pieces = this.#pieces;
@@ -80,7 +74,7 @@ export class CommandWriter {
     this.#end();
   }
 
-  /** Writes it if it is all ASCII, where characters are bytes; false and nothing written otherwise. */
+  /** Writes it if it is all ASCII; otherwise writes nothing and returns false. */
   #ascii(text: string): boolean {
     const { length } = text;
     this.#room(length + FRAME_BYTES);
@@ -138,7 +132,6 @@ export class CommandWriter {
     this.#slab[this.#at++] = LF;
   }
 
-  /** Ends the piece that is being written. */
   #cut(): void {
     if (this.#at > this.#from) this.#pieces.push(this.#slab.subarray(this.#from, this.#at));
     this.#from = this.#at;
@@ -152,7 +145,7 @@ export class CommandWriter {
   }
 }
 
-/** What arrives is not RESP2: the connection must go. */
+/** Not RESP2: the connection must be closed. */
 export class ProtocolError extends Error {}
 
 /** An array whose items are still arriving. */
@@ -163,22 +156,17 @@ interface Frame {
 }
 
 const MAX_LINE_BYTES = 64 * 1024;
-/** What a Redis text may hold unless somebody raised `proto-max-bulk-len`. */
-const MAX_TEXT_BYTES = 512 * 1024 * 1024;
+const MAX_TEXT_BYTES = 512 * 1024 * 1024; // Redis's default `proto-max-bulk-len`
 
 export class ReplyParser {
   readonly #take: (reply: RedisReply | RedisError) => void;
   #frame: Frame | undefined;
-  /** The first error inside the array that is arriving. */
-  #failure: RedisError | undefined;
-  /** The start of a line whose end has not come. */
-  #line: Buffer | undefined;
-  /** The start of a text whose end has not come, its length, and the bytes missing (with "\r\n"). */
-  #parts: Buffer[] = [];
-  #length = 0;
-  #missing = 0;
-  /** Where `#number` stopped reading. */
-  #at = 0;
+  #failure: RedisError | undefined; // the first error inside the array that is arriving
+  #line: Buffer | undefined; // start of an incomplete line
+  #parts: Buffer[] = []; // of an incomplete text
+  #length = 0; // of the whole text
+  #missing = 0; // bytes, with "\r\n"
+  #at = 0; // where `#number` stopped reading
 
   constructor(take: (reply: RedisReply | RedisError) => void) {
     this.#take = take;
@@ -201,7 +189,7 @@ export class ReplyParser {
     }
   }
 
-  /** Reads what starts at `at`; where the next thing starts, or -1 when the end of this one is not there. */
+  /** Reads the value at `at`; returns where the next one starts, or -1 if it is incomplete. */
   #one(buffer: Buffer, at: number): number {
     const mark = buffer[at];
     if (mark === PLUS || mark === MINUS) return this.#simple(buffer, at, mark);
@@ -217,7 +205,7 @@ export class ReplyParser {
     return this.#at;
   }
 
-  /** The integer from `at` to the line's end; `#at` is then behind that end, or -1 when it is not there. */
+  /** The integer from `at` to the line's end; `#at` is then behind that end, or -1 if incomplete. */
   #number(buffer: Buffer, from: number): number {
     let at = from;
     const negative = buffer[at] === MINUS;
@@ -266,7 +254,7 @@ export class ReplyParser {
     return -1;
   }
 
-  /** The next part of a long text; how many bytes of the chunk belong to it. */
+  /** The next part of a long text; returns how many bytes of the chunk belong to it. */
   #more(chunk: Buffer): number {
     const taken = Math.min(this.#missing, chunk.length);
     this.#parts.push(taken === chunk.length ? chunk : chunk.subarray(0, taken));
@@ -284,7 +272,7 @@ export class ReplyParser {
     return -1;
   }
 
-  /** Puts a value where it belongs, which may complete arrays around it. Returns `next`, for its callers. */
+  /** Stores a value, which may complete the arrays around it. Returns `next`, for its callers. */
   #put(value: RedisReply, next: number): number {
     let whole = value;
     for (let frame = this.#frame; frame !== undefined; frame = frame.outer) {

@@ -1,11 +1,9 @@
 /**
  * Sharded pub/sub: every channel is subscribed at the server that owns its shard, over one connection per primary.
- *
- * `reconcile` compares what should be subscribed, which follows from the owners, with what each connection has. It is called
- * whenever either may have changed: a connection came up, the owners changed, or the server took a subscription back because
- * its slot moved. Messages are hints, lost while a channel is not subscribed; so after each confirmation `resubscribed`
- * names the shards for which some may have been missed. A channel that is no longer wanted is received and dropped until the
- * last subscription ends.
+ * `reconcile` compares the wanted subscriptions, which follow from the owners, with what each connection has; called
+ * whenever either may have changed. Messages are hints, lost while a channel is not subscribed; so after each
+ * confirmation `resubscribed` names the shards that may have missed some. An unwanted channel is received and dropped
+ * until the last subscription ends.
  */
 import { type KeptLink, RedisError, type RedisLink } from "./link.ts";
 import type { RedisNode } from "./node.ts";
@@ -14,8 +12,7 @@ import type { RedisOwners } from "./owners.ts";
 interface Subscription {
   readonly heard: (shard: number, payload: Buffer) => void;
   readonly resubscribed: (shards: readonly number[]) => void;
-  /** Shards that were never confirmed. */
-  readonly waiting: Set<number>;
+  readonly waiting: Set<number>; // shards never confirmed
   readonly confirmed: PromiseWithResolvers<void>;
 }
 
@@ -26,8 +23,7 @@ interface Channel {
 
 interface SubscriberConnection {
   readonly kept: KeptLink;
-  /** What its link, the present one, is subscribed to. */
-  have: Set<string>;
+  have: Set<string>; // subscriptions of its current link
   subscribing: boolean;
 }
 
@@ -44,7 +40,7 @@ export class Subscriptions {
     this.#owners = owners;
   }
 
-  /** Resolves, when every shard's channel is confirmed, with what ends it. */
+  /** Resolves, when every shard's channel is confirmed, with a function that ends it. */
   async add(
     channel: (shard: number) => string,
     heard: (shard: number, payload: Buffer) => void,
@@ -62,7 +58,7 @@ export class Subscriptions {
     return () => this.#remove(subscription);
   }
 
-  /** Makes it so: each owner's connection is there and subscribed to what it owns. */
+  /** Connects each owner and subscribes to what it owns. */
   reconcile(): void {
     if (this.#closed) return;
     const owners = new Set(this.#channels.size > 0 ? this.#owners.primaries : []);
@@ -81,7 +77,7 @@ export class Subscriptions {
 
   /** Once a second: a connection that only listens would not notice that its server is gone. */
   survey(): void {
-    // One that gets no answer is destroyed by its link, which is heard in `prepare` of the next.
+    // Without a reply the link destroys itself, and `prepare` of the next one handles that.
     for (const { kept } of this.#connections.values()) void kept.link?.call(["PING"]).catch(() => null);
     this.reconcile();
   }
@@ -121,21 +117,21 @@ export class Subscriptions {
     this.#connections.set(node, { kept, have: new Set(), subscribing: false });
   }
 
-  /** Never rejects: a link that breaks in the middle is replaced, and its successor starts from nothing. */
+  /** Never rejects: a broken link is replaced, and its successor starts from nothing. */
   async #subscribe(node: RedisNode, connection: SubscriberConnection, link: RedisLink): Promise<void> {
     if (connection.subscribing) return;
     connection.subscribing = true;
     const { have } = connection;
     try {
       for (let lacking = this.#lacking(node, have); lacking.length > 0; lacking = this.#lacking(node, have)) {
-        // Before the reply: the server may take one back right behind its confirmation.
+        // Before the reply: the server may end a subscription right behind its confirmation.
         for (const name of lacking) have.add(name);
         const replies = await link.callAll(lacking.map((name) => ["SSUBSCRIBE", name]));
         const refused = lacking.filter((_, at) => replies[at] instanceof RedisError);
         for (const name of refused) have.delete(name);
         this.#confirm(lacking.filter((name) => !refused.includes(name)));
         if (refused.length === 0) continue;
-        // Refused, so somebody else owns it: reconciled again when that is known.
+        // Refused, so another server owns it: reconciled once that is known.
         this.#owners.refresh();
         break;
       }

@@ -1,9 +1,7 @@
 /**
- * What Redis servers say of themselves and of their Cluster.
- *
- * A shard is a hash tag; its slot is CRC16(tag) mod 16384 (CRC-16/XMODEM), and whichever server serves that slot serves the
- * shard. A view of the Cluster is one server's word: when several differ, that of the highest epoch is the newest, and one
- * that says `cluster_state:ok` sits in the majority.
+ * Parses what Redis servers report about themselves and their Cluster. A shard is a hash tag; its slot is CRC16(tag)
+ * mod 16384 (CRC-16/XMODEM), and the server of that slot serves the shard. When Cluster views differ, the highest epoch
+ * is the newest, and a server with `cluster_state:ok` is in the majority.
  */
 import { addressOf, RedisError } from "./link.ts";
 import type { Connect, RedisLink, RedisReply } from "./link.ts";
@@ -13,7 +11,7 @@ export interface RedisAddress {
   readonly port: number;
 }
 
-/** When a durable write is accepted: see `nodes.ts`. */
+/** See `nodes.ts`. */
 export type WriteDurability = "auto" | "replica" | "local";
 
 export interface NodesOptions {
@@ -26,39 +24,36 @@ export interface NodesOptions {
   readonly tls?: boolean | undefined;
   /** Every key of shard i contains {tags[i]}. */
   readonly tags: readonly string[];
-  /** commandTimeoutMs by default. */
+  /** Default: commandTimeoutMs. */
   readonly connectTimeoutMs?: number;
   readonly commandTimeoutMs: number;
-  /** What CLIENT LIST shows. */
+  /** For CLIENT LIST. */
   readonly name: string;
   readonly durability: WriteDurability;
   readonly waitTimeoutMs: number;
-  /** For jitter, in [0, 1); seeded by the time when left out. */
+  /** For jitter, in [0, 1). Default: seeded by the time. */
   readonly random?: (() => number) | undefined;
-  /** Makes each connection; a real one when left out. */
+  /** Default: a real connection. */
   readonly connect?: Connect | undefined;
 }
 
-/** What a server says of itself. */
 export interface ServerFacts {
   readonly address: string;
   readonly version: string;
   readonly cluster: boolean;
   readonly primary: boolean;
-  /** Replicas that are connected and have their first copy. */
+  /** Connected and past their initial sync. */
   readonly replicas: number;
-  /** Those of them that were heard of within `MAX_LAG_S`: every one may be promoted without losing what it confirmed. */
+  /** Those heard of within `MAX_LAG_S`: each may be promoted without losing what it confirmed. */
   readonly inSync: number;
-  /** How far its replication stream is, in bytes. */
   readonly offset: number;
 }
 
-/** What a server says of its Cluster. */
 export interface ClusterView {
   readonly ok: boolean;
   readonly epoch: number;
   readonly ranges: readonly SlotRange[];
-  /** Everybody who is named, primaries and replicas. */
+  /** Every named server, primaries and replicas. */
   readonly members: readonly RedisAddress[];
 }
 
@@ -77,8 +72,7 @@ export interface Endpoints {
 }
 
 const SLOTS = 16_384;
-/** A replica reports to its primary each second. */
-const MAX_LAG_S = 2;
+const MAX_LAG_S = 2; // a replica reports to its primary each second
 
 export function slotOf(tag: string): number {
   let crc = 0;
@@ -89,7 +83,7 @@ export function slotOf(tag: string): number {
   return crc % SLOTS;
 }
 
-/** Where to knock, from the two ways to say it. Throws one line that names the mistake, never the password. */
+/** Endpoints from `url` or `nodes`. Throws one line that names the mistake, never the password. */
 export function endpointsOf(
   options: Pick<NodesOptions, "url" | "nodes" | "username" | "password" | "tls">,
 ): Endpoints {
@@ -114,7 +108,7 @@ export function endpointsOf(
   };
 }
 
-/** `section` left out: everything that `ServerFacts` needs; "replication" alone leaves the version empty. */
+/** Without `section`: everything in `ServerFacts`; "replication" leaves the version empty. */
 export async function askFacts(link: RedisLink, section?: "replication"): Promise<ServerFacts> {
   const reply = await link
     .call(section === undefined ? ["INFO"] : ["INFO", section])
@@ -156,7 +150,7 @@ export async function askCluster(link: RedisLink, host: string): Promise<Cluster
   };
 }
 
-/** CLUSTER SLOTS: [from, to, [host, port, id …], replica …] each. A host that is not announced is the one asked. */
+/** CLUSTER SLOTS: [from, to, [host, port, id …], replica …] each. An empty host is the one asked. */
 export function readSlots(reply: RedisReply, askedHost: string): Pick<ClusterView, "ranges" | "members"> {
   const ranges: SlotRange[] = [];
   const members = new Map<string, RedisAddress>();
@@ -177,7 +171,7 @@ export function primaryOf(view: ClusterView, slot: number): RedisAddress | undef
   return view.ranges.find(({ from, to }) => from <= slot && slot <= to)?.primary;
 }
 
-/** Is `view` better than `other`: from the majority, then newer? */
+/** From the majority first, then newer. */
 export function better(view: ClusterView, other: ClusterView | undefined): boolean {
   if (other === undefined) return true;
   return view.ok === other.ok ? view.epoch > other.epoch : view.ok;
@@ -191,8 +185,8 @@ export function targetOf(redirect: RedisError, askedHost: string): RedisAddress 
 }
 
 /**
- * Which of several servers outside a Cluster to use: the primary. After a promotion a restarted old one may
- * also call itself that; then the one in use stays, or else the one with replicas, or with the longer history.
+ * Chooses the primary outside a Cluster. After a promotion a restarted old one may also claim the role; then the one in
+ * use stays, or else the one with replicas, or with the longer history.
  */
 export function choosePrimary(
   servers: readonly ServerFacts[],
@@ -205,7 +199,6 @@ export function choosePrimary(
   );
 }
 
-/** `name:value` lines, as INFO and CLUSTER INFO write them. */
 export function readInfo(text: string): Map<string, string> {
   const facts = new Map<string, string>();
   for (const line of text.split(/\r?\n/)) {
