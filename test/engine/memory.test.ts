@@ -7,6 +7,7 @@ import * as fs from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
+import "../fixtures/unhooked.ts";
 import type { Clock } from "../../src/app/clock.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { MAX_GROUPS } from "../../src/engine/engine.ts";

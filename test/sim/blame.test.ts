@@ -8,6 +8,7 @@
  */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import "../fixtures/unhooked.ts";
 import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { poisson } from "../../src/cli/plan/workload.ts";
 import { endings, simulate } from "../dispatch/simulated.ts";

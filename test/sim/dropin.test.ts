@@ -4,6 +4,7 @@
  */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import "../fixtures/unhooked.ts";
 import { usually } from "../fixtures/long.ts";
 import { uncovered } from "./dropin-table.ts";
 import { dropInReplay, DropInTotals } from "./dropin-totals.ts";

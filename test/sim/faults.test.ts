@@ -5,6 +5,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { usually } from "../fixtures/long.ts";
+import "../fixtures/unhooked.ts";
 import { replayCommand, Totals } from "./totals.ts";
 import { play } from "./world.ts";
 

@@ -6,6 +6,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { poisson } from "../../src/cli/plan/workload.ts";
 import { usually } from "../fixtures/long.ts";
+import "../fixtures/unhooked.ts";
 import { answered, BATCH_MS, Crowd, type CrowdOptions, goodput, late, percentile } from "./crowd.ts";
 
 const MIX = [0.1, 0.3, 0.6] as const;

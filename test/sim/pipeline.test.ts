@@ -4,6 +4,7 @@
  */
 import assert from "node:assert/strict";
 import { describe, type TestContext, test } from "node:test";
+import "../fixtures/unhooked.ts";
 import { usually } from "../fixtures/long.ts";
 import { type Figures, loaded, saturated } from "./pipeline-lab.ts";
 

@@ -7,6 +7,7 @@
  */
 import assert from "node:assert/strict";
 import { describe, test, type TestContext } from "node:test";
+import "../fixtures/unhooked.ts";
 import type { PolicyName } from "../../src/core/policy.ts";
 import { batchesPerThousand, frontier, meanWait, p99Bound } from "../../src/cli/plan/bounds.ts";
 import { usually } from "../fixtures/long.ts";

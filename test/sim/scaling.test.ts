@@ -1,6 +1,7 @@
 /** The autoscaler on virtual time: it follows, does not thrash, and costs less than a fleet for the worst hour. */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import "../fixtures/unhooked.ts";
 import { usually } from "../fixtures/long.ts";
 import { COLD_START_MS, HOUR_MS, PACE, play, RULES, steady, step, turns } from "./scaling-lab.ts";
 

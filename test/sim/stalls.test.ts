@@ -4,6 +4,7 @@
  */
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
+import "../fixtures/unhooked.ts";
 import { Random } from "../../src/core/random.ts";
 import { Simulation } from "../../src/cli/plan/simulation.ts";
 import { poisson } from "../../src/cli/plan/workload.ts";

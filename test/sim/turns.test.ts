@@ -7,6 +7,7 @@
  */
 import assert from "node:assert/strict";
 import { test } from "node:test";
+import "../fixtures/unhooked.ts";
 import { Simulation } from "../../src/cli/plan/simulation.ts";
 import { poisson } from "../../src/cli/plan/workload.ts";
 

@@ -4,6 +4,7 @@ import { mkdtempSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
+import "../../fixtures/unhooked.ts";
 import { plan } from "../../../src/cli/plan.ts";
 import { poisson } from "../../../src/cli/plan/workload.ts";
 import { StubWorker } from "../../e2e/stub-worker.ts";
