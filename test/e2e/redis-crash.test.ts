@@ -157,9 +157,9 @@ describe("a batcher", () => {
   test("stopped under load: no caller notices", async () => {
     await using redis = await startServer();
     // Long batches: on a busy machine one must not become overdue, since its tasks would be sent to the other worker, too.
-    await using stub = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 200));
-    await using other = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 200));
-    const model = stubModel([stub, other], { timeouts: patient, maxBatchSize: 8 });
+    await using stub = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 400));
+    await using other = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 400));
+    const model = stubModel([stub, other], { timeouts: patient, maxBatchSize: 24 });
     await using fleet = await Fleet.start(
       { gateways: 1, batchers: 2 },
       fleetConfig({ url: redis.url }, [model], { limits: { drainMs: 15_000 } }),
