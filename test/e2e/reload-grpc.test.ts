@@ -100,7 +100,9 @@ test("replaced in the middle of two batches each: all answers right, never a thi
   await Promise.all(callers);
   for (const { most } of [one, other, third]) assert.ok(most >= 1 && most <= 2, `${most} at once`);
   await eventually(async () => (await rows(ferry)).length === 3);
-  assert.ok((await rows(ferry)).every(({ ahead, pipeline }) => ahead === null && pipeline === 2));
+  await eventually(async () =>
+    (await rows(ferry)).every(({ ahead, pipeline }) => ahead === null && pipeline === 2),
+  );
   const last = third.server.metadata.at(-1)!.get("authorization");
   assert.deepEqual(last, ["Bearer 5"]);
   const all = [one, other, third];

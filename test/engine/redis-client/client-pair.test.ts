@@ -27,7 +27,7 @@ describe("a primary with a replica", () => {
   test("transactions are confirmed by the replica like scripts, and a primary that was replaced takes none", async () => {
     await using pair = await startPair();
     const list = [pair.primary, pair.replica].map(({ port }) => ({ host: "127.0.0.1", port }));
-    await using stage = await Stage.open({ nodes: list, waitTimeoutMs: 200 });
+    await using stage = await Stage.open({ nodes: list, waitTimeoutMs: 2000 });
     const { nodes } = stage;
     const push = (): string[][] => [
       ["RPUSH", "l", "x"],
@@ -40,7 +40,7 @@ describe("a primary with a replica", () => {
     await assert.rejects(nodes.transact(0, push, PATIENT_MS), {
       name: "StoreAway",
       unknown: true,
-      message: "no replica confirmed the write within 200 ms",
+      message: "no replica confirmed the write within 2000 ms",
     });
     pair.replica.resume();
     await pair.promote();
