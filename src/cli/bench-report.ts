@@ -208,7 +208,7 @@ function notesOf(result: Result): { readonly text: string; readonly isBad: boole
   const notes: { text: string; isBad: boolean }[] = [];
   const add = (text: string, isBad = false): void => void notes.push({ text, isBad });
   if (crossed > 0)
-    add(`${formatNumber(crossed)} answers carried somebody else's output: this must never happen`, true);
+    add(`${formatNumber(crossed)} answers carried another request's output: this must never happen`, true);
   if (client.bottleneck.length > 0) add(bottleneckText(result), true);
   if (counts.unsent > 0)
     add(

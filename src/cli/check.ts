@@ -76,7 +76,7 @@ export const check: Command = {
       );
     if (tls.asked > 0) console.out(`workers: ${tls.reached} of ${tls.asked} take connections\n`);
     if (call.is("probe") && probe === undefined && tls.asked === 0 && tls.lookups.length === 0)
-      console.err("nothing to probe: engine.kind is memory, which needs nobody\n");
+      console.err("nothing to probe: engine.kind is memory, which needs no other server\n");
     return 0;
   },
 };

@@ -5,7 +5,7 @@
  * `scan` is for requests: it records where each top-level field's value is and finds what `JSON.parse` lets through:
  * deep nesting, objects with so many keys that they block the process (100,000 take 100 ms), `__proto__` keys,
  * duplicate keys (readers disagree about which one counts), numbers beyond a double and lone surrogates. `outputFlaw`
- * checks an output for those that can harm a caller. Neither checks the grammar: callers run `JSON.parse` after the
+ * checks an output for the ones that can harm a caller. Neither checks the grammar: callers run `JSON.parse` after the
  * scan, which is safe on any text, so that the parser never sees 10,000 nested arrays.
  *
  * `canonical` rewrites a checked text so that equal values are equal texts: sorted keys, no white space, one escape

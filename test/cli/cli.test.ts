@@ -221,7 +221,7 @@ models: [{ name: a, backend: { kind: simulated } }]
     const memory = await ferry("check", "-c", good(), "--probe");
     assert.deepEqual(
       [memory.code, memory.err],
-      [0, "nothing to probe: engine.kind is memory, which needs nobody\n"],
+      [0, "nothing to probe: engine.kind is memory, which needs no other server\n"],
     );
   });
 

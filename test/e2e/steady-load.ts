@@ -93,7 +93,7 @@ export class Stream implements AsyncDisposable {
   answered = 0;
   /** What each of those that failed got instead. */
   readonly failed: string[] = [];
-  /** Refused because a process was slow: the machine's doing, and nobody else's. */
+  /** Refused because a process was slow: the machine's doing. */
   refusedFull = 0;
   readonly #options: StreamOptions;
   /** In turn, so that none rests: one that rests until its gateway closes it may be used just then. */

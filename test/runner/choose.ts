@@ -74,7 +74,7 @@ export function allFiles(root: string): string[] {
   return files.sort((one, other) => rank(one) - rank(other));
 }
 
-/** Those that run wherever Node does, in seconds, and the smoke tests. */
+/** Files that run wherever Node does, in seconds, and the smoke tests. */
 export function quickFiles(root: string): string[] {
   const services = new Set(SERVICES);
   const needs = (file: string): boolean => importsAny(root, file, services, new Set());
@@ -102,7 +102,7 @@ export function inProcesses(root: string, files: readonly string[]): string[][] 
   return processes;
 }
 
-/** Those that play more when they are told to: see test/fixtures/long.ts. */
+/** Files that play more when they are told to: see test/fixtures/long.ts. */
 export function longFiles(root: string): string[] {
   const long = new Set(["test/fixtures/long.ts"]);
   return allFiles(root).filter((file) => importsAny(root, file, long, new Set()));

@@ -135,7 +135,7 @@ describe("36 an aborted call leaves nothing for the next user of its socket", ()
     await Promise.all(Array.from({ length: 40 }, (_, name) => caller(name)));
     assert.ok(answered > 500, `${answered} of 1,000 answered`);
   });
-  test("36 the same on Redis connections: tested in test/engine/redis-client/client-link.test.ts (late replies reach nobody)", () => {});
+  // The same on Redis connections: test/engine/redis-client/client-link.test.ts.
 });
 
 describe("38 error bodies: a code, a message, the request's id; no path, no stack, no worker's address", () => {

@@ -1,6 +1,6 @@
 /**
  * The embedded engine: in memory, and on disk with a journal. Each verb changes memory in one synchronous step, which
- * makes it atomic, and then waits for the journal. `records.ts` keeps records by id, `places.ts` those that are not
+ * makes it atomic, and then waits for the journal. `records.ts` keeps records by id, `places.ts` the ones that are not
  * final.
  *
  * Bounds: `maxQueued` and `maxQueuedBytes` for waiting tasks, `results.maxBytes` for finished ones and the cache
@@ -453,7 +453,11 @@ export class MemoryEngine implements Engine {
     if (record.attempt < DEAD_FROM_ATTEMPT) {
       return this.#retry(record, record.lost < ALONE_FROM_LOST ? retry : { ...retry, maxBatchSize: 1 }, now);
     }
-    this.#kill(record, `its lease ran out ${record.lost} times: whoever ran it died or was cut off`, now);
+    this.#kill(
+      record,
+      `its lease ran out ${record.lost} times: the process that ran it died or was cut off`,
+      now,
+    );
   }
 
   /** Already out of its place: no attempts left. `detail` is for operators. */

@@ -29,7 +29,7 @@ interface SavedTask {
 export class RecordKeeper {
   readonly journal: Journal;
   readonly found: readonly SavedRecord[];
-  readonly wereRunning: ReadonlySet<string>; // those that ran in the process when it ended, where recorded
+  readonly wereRunning: ReadonlySet<string>; // ids that ran in the process when it ended, where recorded
 
   constructor(journal: Journal, found: readonly SavedRecord[], wereRunning: readonly string[] = []) {
     this.journal = journal;

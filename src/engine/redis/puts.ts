@@ -196,7 +196,7 @@ export class RedisPuts {
     return admitted;
   }
 
-  /** Those that own their content now; the others are looked up. */
+  /** Tasks that own their content now; the others are looked up. */
   async #claimContents(gathered: readonly Entering[], until: number): Promise<readonly Entering[]> {
     const { nodes } = this.#parts;
     const asked: { readonly by: Entering; readonly shard: number; readonly command: Arg[] }[] = [];

@@ -357,7 +357,7 @@ export class BundleReader {
     );
   }
 
-  /** Each second: reads leftovers in inactive shards, also those that replace a migrating one; starts on new ones. */
+  /** Each second: reads leftovers in inactive shards, also in shards that replace a migrating one; starts on new ones. */
   async #round(): Promise<void> {
     const { nodes, keys, clock } = this.#parts;
     this.#startLoops();

@@ -1,5 +1,5 @@
 /**
- * Rate limits on Redis: units of one tick, and those that arrive while a call is in flight, are spent in one call of
+ * Rate limits on Redis: units of one tick, and units that arrive while a call is in flight, are spent in one call of
  * the `spend` script per server (per shard on a Cluster), one argument per window. A window is one key, so limits are
  * exact for any number of processes. While Redis is away each process counts from the last known value: a limit is
  * never open, and an exhausted one stays so until its minute is over.

@@ -250,7 +250,7 @@ function checkMemory({ facts, info, boundKnown, refuse, warn }: Seen): void {
   } else if (policy !== "noeviction") {
     warn.push(
       `maxmemory-policy is ${policy}: nothing is dropped while maxmemory is 0, but accepted tasks ` +
-        `would be as soon as somebody sets it; ${change}`,
+        `would be as soon as it is set; ${change}`,
     );
   }
   if (maxMemoryBytes === 0 && boundKnown) {
@@ -324,7 +324,7 @@ function checkReplicas({ facts, info, options: { durability, address }, refuse, 
         `${more}, or set engine.durability: local if that is meant`,
     );
   }
-  // Redis counts only those that answered within min-replicas-max-lag.
+  // Redis counts only replicas that answered within min-replicas-max-lag.
   const good = numberOf(info.get("min_slaves_good_slaves") ?? String(replicas));
   if (minReplicasToWrite === 0 && durability === "replica") {
     warn.push(
