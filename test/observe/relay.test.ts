@@ -22,7 +22,7 @@ function collect(events: Events): Relayed[] {
 }
 
 function emit(events: Events, { name, fields }: Relayed): void {
-  events.emit(name, fields as never);
+  events.emit(name, fields);
 }
 
 /** An optional field that is absent and one that is undefined are the same to listeners. */
