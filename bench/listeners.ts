@@ -18,7 +18,7 @@ import { setImmediate as turn } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
 import { SystemClock } from "../src/app/clock.ts";
 import { type EventFields, type EventName, Events } from "../src/observe/events.ts";
-import { EventRelay, replay } from "../src/observe/relay.ts";
+import { EventRelay, replayEvents } from "../src/observe/relay.ts";
 
 const cli = process.env["FERRY_CLI"] ?? join(import.meta.dirname, "../src/cli.ts");
 /** Tasks in a batch. */
@@ -195,7 +195,7 @@ async function timeRelayed(core: Events): Promise<{ gateway: number; replayed: n
       for (const each of made) gateway.emit("request.answered", each);
       relay.flush();
       const sentAt = performance.now();
-      for (const text of messages.splice(0)) replay(text, core);
+      for (const text of messages.splice(0)) replayEvents(text, core);
       ms.gateway += sentAt - startedAt;
       ms.replayed += performance.now() - sentAt;
     }

@@ -197,7 +197,7 @@ class MessageWriter {
 }
 
 /** The core's side: emits the events of a message again, in their order. */
-export function replay(text: string, events: Events): void {
+export function replayEvents(text: string, events: Events): void {
   const reader = new MessageReader(text);
   while (!reader.ended) {
     const kind = reader.number();

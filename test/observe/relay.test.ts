@@ -5,7 +5,7 @@ import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { errors } from "../../src/core/errors.ts";
 import { DISPATCH_REASONS } from "../../src/core/task.ts";
 import { type AnsweredRequest, type EventFields, Events, SHED_REASONS } from "../../src/observe/events.ts";
-import { EventRelay, replay } from "../../src/observe/relay.ts";
+import { EventRelay, replayEvents } from "../../src/observe/relay.ts";
 import { answered } from "./stage.ts";
 
 type Relayed =
@@ -107,7 +107,7 @@ class Stage {
       if (this.away) return false;
       const bytes = Buffer.from(text);
       this.messages.push(bytes);
-      replay(bytes.toString(), this.core);
+      replayEvents(bytes.toString(), this.core);
       return true;
     });
   }
