@@ -179,7 +179,8 @@ describe("a tensor as numbers", () => {
     const near = fc.float({ min: -1, max: 1, noNaN: true });
     fc.assert(fc.property(near, check), { numRuns: 5000 });
     for (const value of [
-      0.1, 1e-6, 1e5, 0.99999999, 1.5, -99_999.99, 1e10, 3.4028234663852886e38, 16_777_217, 1e-38, 1e-14, 123456.7, 9.67117e-10,
+      0.1, 1e-6, 1e5, 0.99999999, 1.5, -99_999.99, 1e10, 3.4028234663852886e38, 16_777_217, 1e-38, 1e-14,
+      123456.7, 9.67117e-10,
     ].map(Math.fround)) {
       check(value);
     }
