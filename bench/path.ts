@@ -67,14 +67,14 @@ const gate = new CapacityGate(
 const door = {
   name: model,
   totalMs: 60_000,
-  cache: { ttlMs: 0, scope: "off" },
+  cache: { ttlMs: 0, scope: "off" as const },
   collapse: false,
-  gate,
-  looksForFree: true,
-} as const;
+  open: true,
+};
 const credentials = new Credentials({ tiers, anonymousTier: "first" });
 const shared = { admission, waiters, engine, clock };
-const path = new RequestPath({ ...shared, routes: [door], credentials, durable: false });
+const put = gate.put.bind(gate);
+const path = new RequestPath({ ...shared, put, routes: [door], credentials, durable: false });
 const native = new NativeProtocol(
   { defaultMode: "sync", maxPollMs: 1000 },
   { ...shared, path, authRequired: false },

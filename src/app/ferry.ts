@@ -17,7 +17,8 @@ import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
 import { beatMsFor, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
-import { forwards } from "./dropins.ts";
+import { forwards, knownWorkers } from "./dropins.ts";
+import { Gates } from "./gates.ts";
 import { PublicApi } from "./public-api.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
@@ -75,6 +76,7 @@ export class Ferry {
   /** Cleanups in start order; run in reverse. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
+  #gates: Gates | undefined;
   #publicApi: PublicApi | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
@@ -149,7 +151,9 @@ export class Ferry {
     this.#undo.push(() => reaper.stop());
     await this.#pool.follow();
     await this.#openAdmin(opened);
-    if (this.#role !== "batcher") await this.#openPublicApi(opened);
+    if (this.#role === "batcher") return;
+    this.#openGates(opened);
+    await this.#openPublicApi(opened);
   }
 
   /** All of a config, or rejects with one line. Settings that need a restart (`app/config/diff.ts`) are ignored. */
@@ -178,6 +182,7 @@ export class Ferry {
     this.#limits = limitsOf(next, this.#role === "gateway" ? [] : leaving);
     for (const each of prepared) each.commit();
     this.#look();
+    this.#gates?.follow(next);
     this.#scaling!.wake();
     const { logLevel } = next.telemetry;
     if (logLevel !== last.telemetry.logLevel) {
@@ -376,6 +381,13 @@ export class Ferry {
     this.#undo.push(() => scaling.stop());
   }
 
+  #openGates({ engine, shared }: Opened): void {
+    const prospects = (model: string) => this.#prospects.get(model);
+    const gates = new Gates(this.#config, { engine, prospects, looksForFree: shared === undefined });
+    this.#gates = gates;
+    if (this.#membership !== undefined) this.#membership.doors = (now) => gates.admitted(now);
+  }
+
   async #openPublicApi(opened: Opened): Promise<void> {
     const api = new PublicApi(this.#config, {
       role: this.#role,
@@ -384,9 +396,12 @@ export class Ferry {
       opened,
       tls: this.#tls,
       tracing: this.#tracing,
-      membership: this.#membership,
-      dispatcher: (model) => this.#pool.dispatcher(model),
-      prospects: (model) => this.#prospects.get(model),
+      put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
+      healthy: (model) => (this.#prospects.get(model)?.horizon(this.#clock.now()).healthy ?? 0) > 0,
+      workers: (model) => {
+        const dispatcher = this.#pool.dispatcher(model);
+        return dispatcher && knownWorkers(dispatcher, this.#clock.now());
+      },
       vault: (model) => this.#vault(model),
       draining: () => this.#draining,
       random: Math.random,

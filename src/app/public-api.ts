@@ -7,27 +7,17 @@
  */
 import { randomInt } from "node:crypto";
 import { Admission, type AdmissionRules } from "../gateway/admission/admission.ts";
-import { CapacityGate, type Prospects } from "../gateway/admission/capacity-gate.ts";
+import type { KnownWorker } from "../workers/backend/passthrough.ts";
 import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { isLoopback } from "./config/check.ts";
 import { Shares } from "../core/share.ts";
-import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
 import type { Prepared } from "../workers/pool.ts";
-import type { Dispatcher } from "../dispatch/dispatcher.ts";
-import {
-  hasTensorWorkers,
-  knownWorkers,
-  openDropIns,
-  type OpenDropIns,
-  speaksTensors,
-  spokenBy,
-} from "./dropins.ts";
+import { hasTensorWorkers, openDropIns, type OpenDropIns, speaksTensors, spokenBy } from "./dropins.ts";
 import type { Opened } from "./engines.ts";
-import type { Membership } from "../workers/fleet/membership.ts";
 import { ClientBytes } from "../gateway/client-request.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
 import { GrpcListener, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
@@ -37,7 +27,7 @@ import { MAX_POLL_MS, NativeProtocol } from "../gateway/native.ts";
 import { openapiRoutes } from "../gateway/openapi.ts";
 import { PageGuard } from "../gateway/page-guard.ts";
 import { screeningFor } from "../gateway/screening.ts";
-import { type ModelRoute, RequestPath } from "../gateway/request-path.ts";
+import { type ModelRoute, RequestPath, type RequestPathParts } from "../gateway/request-path.ts";
 import { Listener, type Routes } from "../gateway/server.ts";
 import { Waiters } from "../gateway/waiters.ts";
 import { Events } from "../observe/events.ts";
@@ -52,10 +42,10 @@ export interface PublicApiParts {
   readonly opened: Opened;
   readonly tls: EdgeTls | undefined;
   readonly tracing: Tracing | undefined;
-  readonly membership: Membership | undefined;
-  readonly dispatcher: (model: string) => Dispatcher | undefined;
-  /** Undefined once the model is gone. */
-  readonly prospects: (model: string) => Prospects | undefined;
+  readonly put: RequestPathParts["put"];
+  readonly healthy: (model: string) => boolean;
+  /** Current workers; undefined where they are not known. */
+  readonly workers: (model: string) => readonly KnownWorker[] | undefined;
   readonly vault: (model: ModelConfig) => Vault | undefined;
   readonly draining: () => boolean;
   readonly random: () => number;
@@ -72,21 +62,6 @@ interface Generation {
   readonly tensors: readonly GrpcModel[];
   readonly grpcPages: PageGuard | undefined;
 }
-
-/** Forecast of a removed model, whose accepted tasks still count. */
-const NO_WORKERS = {
-  healthy: 0,
-  idle: 0,
-  overdue: 0,
-  perMs: 0,
-  nominalPerMs: 0,
-  batchSize: 1,
-  batchMs: 0,
-  runMs: 0,
-  deviationMs: 0,
-  freeAt: [],
-  nextUsableAt: Infinity,
-} as const;
 
 export class PublicApi {
   readonly #parts: PublicApiParts;
@@ -114,7 +89,6 @@ export class PublicApi {
     const { clock, events, tls, tracing, random } = this.#parts;
     const { limits, listen } = config;
     const first = (this.#now = await this.#generation(config));
-    this.#reportAdmitted(first);
     const { routes, passing } = first;
     this.#listener = new Listener(routes, { ...limits, maxHeaders: MAX_HEADERS }, clock, events, {
       elsewhere: (path) => passing.dropIns.find(path),
@@ -176,8 +150,7 @@ export class PublicApi {
   #swap(next: Generation): void {
     const last = this.#now!;
     this.#now = next;
-    for (const { name, gate } of last.models) gate.open = next.models.some((model) => model.name === name);
-    this.#reportAdmitted(next);
+    for (const route of last.models) route.open = next.models.some(({ name }) => name === route.name);
     const { routes, passing, config } = next;
     const elsewhere = (path: string) => passing.dropIns.find(path);
     const pages = guardOf(config, config.listen);
@@ -194,22 +167,15 @@ export class PublicApi {
     };
   }
 
-  #reportAdmitted({ models }: Generation): void {
-    const { membership } = this.#parts;
-    if (membership === undefined) return;
-    membership.doors = (now) =>
-      models.map(({ name, gate }) => ({ name, admittedPerMs: gate.admittedPerMs(now) }));
-  }
-
   async #generation(config: Config): Promise<Generation> {
-    const { clock, events, opened, draining } = this.#parts;
+    const { clock, events, opened, draining, put, healthy } = this.#parts;
     const { engine, durable } = opened;
     const admission = this.#admission;
-    const models = config.models.map((model) => this.#route(model, config));
+    const models = config.models.map((model) => this.#route(model));
     const opening = await openCredentials(config, opened.shared, clock, events);
     const { credentials } = opening;
     const shared = { admission, waiters: this.#waiters, engine, clock };
-    const path = new RequestPath({ ...shared, routes: models, credentials, durable });
+    const path = new RequestPath({ ...shared, put, routes: models, credentials, durable });
     const native = new NativeProtocol(
       { ...config.api, maxPollMs: MAX_POLL_MS },
       { ...shared, path, authRequired: credentials.required },
@@ -226,7 +192,7 @@ export class PublicApi {
     const tensors = config.models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
       name,
       alone: maxBatchSize === 1,
-      ready: () => this.#healthy(name),
+      ready: () => healthy(name),
     }));
     const grpcPages = guardOf(config, config.grpc.listen);
     return {
@@ -243,19 +209,15 @@ export class PublicApi {
   }
 
   #openDropIns(config: Config, path: RequestPath, models: readonly ModelRoute[]): Promise<OpenDropIns> {
-    const { role, clock, events } = this.#parts;
-    const workers = (at: number) => this.#parts.dispatcher(config.models[at]!.name);
+    const { role, clock, events, healthy, workers } = this.#parts;
     return openDropIns(config, {
       path,
       admission: this.#admission,
       clock,
       // A process that runs batches already reports its workers' certificates.
       events: role === "gateway" ? events : new Events(),
-      workers: (at) => {
-        const dispatcher = workers(at);
-        return dispatcher && knownWorkers(dispatcher, clock.now());
-      },
-      healthy: (model) => this.#healthy(model),
+      workers: (at) => workers(config.models[at]!.name),
+      healthy,
       screening: (at) => models[at]!.screen,
       ready: () => this.#ready(),
       underway: this.#underway,
@@ -304,34 +266,15 @@ export class PublicApi {
     return !this.#parts.draining() && this.#parts.opened.writable();
   }
 
-  #healthy(model: string): boolean {
-    return (this.#parts.prospects(model)?.horizon(this.#parts.clock.now()).healthy ?? 0) > 0;
-  }
-
-  #route(model: ModelConfig, config: Config): ModelRoute {
+  #route(model: ModelConfig): ModelRoute {
     const { name, timeouts, cache, collapse } = model;
-    const { admission, tiers } = config;
-    const rules = { ...admission, ...THRESHOLD_DEPTHS, ...timeouts, model: name, tiers: tiers.length };
-    const before = this.#now?.models.find((each) => each.name === name)?.gate;
-    const gate = new CapacityGate(rules, this.#prospects(name), this.#parts.opened.engine, before);
-    const looksForFree = this.#parts.membership === undefined;
     const screen = screeningFor({
       deny: model.deny,
       protocols: spokenBy(model).map((protocol) => protocol.name),
       tensorWorkers: hasTensorWorkers(model),
     });
     const vault = this.#parts.vault(model);
-    return { name, totalMs: timeouts.totalMs, cache, collapse, gate, looksForFree, screen, vault };
-  }
-
-  /** Looked up per call: a new model's workers start after its route is made. */
-  #prospects(model: string): Prospects {
-    const { prospects } = this.#parts;
-    return {
-      horizon: (now) => prospects(model)?.horizon(now) ?? NO_WORKERS,
-      hasRoom: (waiting, now) => prospects(model)?.hasRoom(waiting, now) ?? false,
-      othersPerMs: (tier) => prospects(model)?.othersPerMs?.(tier) ?? 0,
-    };
+    return { name, totalMs: timeouts.totalMs, cache, collapse, open: true, screen, vault };
   }
 }
 

@@ -79,6 +79,13 @@ export interface Terms {
 
 export type Refused = "no_worker" | "capacity" | "deadline";
 
+export interface CapacityRefusal {
+  readonly reason: Refused;
+  readonly code: "RATE_LIMITED" | "SERVICE_OVERLOADED";
+  readonly message: string;
+  readonly waitMs: number;
+}
+
 const MARGIN_MS = 2;
 const MARGIN_DEVIATIONS = 3;
 const SCATTER = 3;

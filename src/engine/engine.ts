@@ -26,6 +26,7 @@
  *    client to resend, and what was accepted stays accepted.
  */
 import type { ErrorCode } from "../core/errors.ts";
+import type { CapacityRefusal } from "../core/shed.ts";
 import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";
 
 /** How a new task may share the work or outcome of another. The intake makes the keys. */
@@ -69,6 +70,9 @@ export type PutReply =
       readonly never?: boolean;
       readonly retryInMs?: number;
     };
+
+/** Reply of a put behind the capacity gate. `refused`: no capacity, and nothing was written. */
+export type Placed = PutReply | ({ readonly kind: "refused" } & CapacityRefusal);
 
 /** What the owner or an operator may read of a record. */
 export interface RecordView {
@@ -200,7 +204,8 @@ export interface EngineLimits {
   readonly deadLetters: { readonly max: number; readonly ttlMs: number };
 }
 
-export interface Engine {
+/** The half of an engine that a gateway needs. */
+export interface TaskStore {
   /**
    * Joins, answers or queues a task, atomically. Resolves when the task is as safe as this engine makes it (on disk,
    * where it has one); only then may a client be told "accepted". Returns without a promise where there is nothing to
@@ -213,22 +218,6 @@ export interface Engine {
   neverFits(tasks: number, inputBytes: number, parameterBytes: number): string | undefined;
   /** Runs several puts; listeners hear of them after the last, so that one request's inputs can leave in one batch. */
   together<Puts>(puts: () => Puts): Puts;
-
-  /**
-   * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their deadline are
-   * settled, not claimed. An empty lease means that nothing was there. If the lease is neither settled nor extended in
-   * time, `reap` puts its tasks back.
-   */
-  claim(request: ClaimRequest): Promise<Lease>;
-
-  /** Extends the lease by `leaseMs` from now. Resolves with the ids that it no longer holds. */
-  extend(lease: Lease, leaseMs: number): Promise<readonly string[]>;
-
-  /**
-   * Decides tasks of a lease; each verdict is atomic (state, outcome, queue, wake-up). Idempotent; may be done in
-   * parts.
-   */
-  settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]>;
 
   /**
    * Ends a task for its owner; resolves when that is as safe as `put` makes a task. With `abandoned`, the caller hung
@@ -248,17 +237,40 @@ export interface Engine {
   /** Its owner received the outcome; with `results.evictAfterRead` it is forgotten. */
   delivered(id: string): void;
 
-  /**
-   * Does what is due: fails what waited too long, returns expired leases and due retries to their queues, forgets old
-   * records. Resolves with the time of the next thing to do.
-   */
-  reap(now: number): Promise<number>;
-
   /** Spends one unit of `perMinute` under `key`. Resolves with what is left, and when one is free again. */
   spend(
     key: string,
     perMinute: number,
   ): Promise<{ readonly allowed: boolean; readonly left: number; readonly resetMs: number }>;
+
+  watch(listener: EngineListener): () => void;
+
+  /** Stops, with everything accepted safe on disk where there is one. Idempotent. */
+  close(): Promise<void>;
+}
+
+export interface Engine extends TaskStore {
+  /**
+   * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their deadline are
+   * settled, not claimed. An empty lease means that nothing was there. If the lease is neither settled nor extended in
+   * time, `reap` puts its tasks back.
+   */
+  claim(request: ClaimRequest): Promise<Lease>;
+
+  /** Extends the lease by `leaseMs` from now. Resolves with the ids that it no longer holds. */
+  extend(lease: Lease, leaseMs: number): Promise<readonly string[]>;
+
+  /**
+   * Decides tasks of a lease; each verdict is atomic (state, outcome, queue, wake-up). Idempotent; may be done in
+   * parts.
+   */
+  settle(lease: Lease, verdicts: readonly Verdict[]): Promise<readonly SettleReply[]>;
+
+  /**
+   * Does what is due: fails what waited too long, returns expired leases and due retries to their queues, forgets old
+   * records. Resolves with the time of the next thing to do.
+   */
+  reap(now: number): Promise<number>;
 
   /**
    * This process's current view of a model's queues: best tier first, then longest-waiting first; where tenants are
@@ -275,8 +287,6 @@ export interface Engine {
 
   stats(): EngineStats;
 
-  watch(listener: EngineListener): () => void;
-
   readonly deadLetters: {
     list(): Promise<readonly DeadLetter[]>;
     get(id: string): Promise<DeadLetter | undefined>;
@@ -288,9 +298,6 @@ export interface Engine {
     /** Forgets it; false if there is none. */
     purge(id: string): Promise<boolean>;
   };
-
-  /** Stops, with everything accepted safe on disk where there is one. Idempotent. */
-  close(): Promise<void>;
 }
 
 export interface EngineStats {

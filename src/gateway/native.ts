@@ -5,7 +5,7 @@
 import { Refusal } from "../core/errors.ts";
 import { canonical, scan } from "../core/json.ts";
 import type { Clock } from "../app/clock.ts";
-import type { Engine, RecordView } from "../engine/engine.ts";
+import type { RecordView, TaskStore } from "../engine/engine.ts";
 import { looksLikeId } from "../engine/ids.ts";
 import type { Admission } from "./admission/admission.ts";
 import type { Caller } from "./admission/credentials.ts";
@@ -35,7 +35,7 @@ export interface NativeParts {
   readonly path: RequestPath;
   readonly admission: Admission;
   readonly waiters: Waiters;
-  readonly engine: Engine;
+  readonly engine: TaskStore;
   readonly clock: Clock;
   readonly authRequired: boolean;
 }

@@ -12,14 +12,13 @@ import { hash } from "node:crypto";
 import type { Clock } from "../app/clock.ts";
 import { type Quota, Refusal } from "../core/errors.ts";
 import { canonical } from "../core/json.ts";
-import type { Json } from "../core/task.ts";
+import type { Json, Task } from "../core/task.ts";
 import { type RequestTrace, traceparent } from "../core/trace.ts";
-import type { Engine, PutReply, RecordView, Sharing } from "../engine/engine.ts";
+import type { Placed, RecordView, Sharing, TaskStore } from "../engine/engine.ts";
 import { newId } from "../engine/ids.ts";
 import type { AnsweredRequest, TaskEnding } from "../observe/events.ts";
 import type { Admission } from "./admission/admission.ts";
 import type { Caller, Credentials } from "./admission/credentials.ts";
-import type { CapacityGate, CapacityRefusal } from "./admission/capacity-gate.ts";
 import { checkUncredited, credited } from "./protocol/fields.ts";
 import { batchHeaders, quotaHeaders, refusalOf } from "./reply.ts";
 import type { Screening } from "./screening.ts";
@@ -75,9 +74,8 @@ export interface ModelRoute {
   readonly totalMs: number;
   readonly cache: { readonly ttlMs: number; readonly scope: "tenant" | "shared" | "off" };
   readonly collapse: boolean;
-  readonly gate: CapacityGate;
-  /** Whether looking up a shareable outcome costs no round trip; with an Idempotency-Key it is done anyway. */
-  readonly looksForFree: boolean;
+  /** False: the model was removed, also for requests that arrived before. */
+  open: boolean;
   readonly screen?: Screening | undefined;
   /** Stores clients' credentials for the model's workers under a name; undefined: workers get none. */
   readonly vault?: { keep(header: string): string | undefined } | undefined;
@@ -99,7 +97,9 @@ export interface RequestPathParts {
   readonly credentials: Credentials;
   readonly admission: Admission;
   readonly waiters: Waiters;
-  readonly engine: Engine;
+  readonly engine: TaskStore;
+  /** The engine's put behind the model's capacity gate; `ofMany`: one of a request's several inputs. */
+  put(task: Task, sharing: Sharing, ofMany: boolean): Placed | Promise<Placed>;
   readonly clock: Clock;
   readonly durable: boolean;
 }
@@ -182,9 +182,9 @@ export class RequestPath {
 
   #route(name: string | undefined): ModelRoute {
     const route = name === undefined ? this.#only : this.#routes.get(name);
-    if (route?.gate.open === true) return route;
+    if (route?.open === true) return route;
     const names = [...this.#routes.values()]
-      .filter(({ gate }) => gate.open)
+      .filter(({ open }) => open)
       .map((each) => each.name)
       .join(", ");
     const what =
@@ -262,17 +262,13 @@ export class RequestPath {
     const now = clock.now();
     const { tenant, tier } = caller;
     const { trace } = request;
-    const refusal = route.gate.enter(caller, now, ofMany);
-    const mayShare =
-      sharing.idempotency !== undefined || (route.looksForFree && sharing !== NOTHING_SHARED.sharing);
-    if (refusal !== undefined && !mayShare) throw admission.shed(caller, route.name, refusal);
-    // After admission: probing the deny patterns consumes the caller's quota.
+    // After the rates: probing the deny patterns consumes the caller's quota.
     route.screen?.checkTask(input, parameters);
     const id = newId(now, engine.bundle?.(route.name));
     const deadlineAt = now + route.totalMs;
     const waiter = waiters.expect(id);
     const ticket: Ticket = { id, deadlineAt, record: undefined, unstored: false, work: "own", waiter };
-    const reply = engine.put(
+    const reply = this.#parts.put(
       {
         id,
         tenant,
@@ -285,15 +281,16 @@ export class RequestPath {
         deadlineAt,
         trace: trace && traceparent(trace),
       },
-      refusal === undefined ? sharing : { ...sharing, only: true },
+      sharing,
+      ofMany,
     );
-    if (!(reply instanceof Promise)) return this.#placed(ticket, reply, caller, route, refusal, now);
+    if (!(reply instanceof Promise)) return this.#placed(ticket, reply, caller, route);
     const { puts } = admission.load;
     puts.began(now);
     return reply.then(
       (known) => {
         puts.ended(now);
-        return this.#placed(ticket, known, caller, route, refusal, now);
+        return this.#placed(ticket, known, caller, route);
       },
       (error: unknown) => {
         puts.ended(now);
@@ -304,20 +301,10 @@ export class RequestPath {
     );
   }
 
-  #placed(
-    ticket: Ticket,
-    put: PutReply,
-    caller: Caller,
-    route: ModelRoute,
-    refusal: CapacityRefusal | undefined,
-    now: number,
-  ): Ticket | Promise<Ticket> {
+  #placed(ticket: Ticket, put: Placed, caller: Caller, route: ModelRoute): Ticket | Promise<Ticket> {
     const { admission, waiters } = this.#parts;
     const { waiter } = ticket;
-    if (put.kind === "queued") {
-      route.gate.queued(caller, now);
-      return ticket;
-    }
+    if (put.kind === "queued") return ticket;
     if (put.kind === "joined") {
       const joined: Ticket = { ...ticket, id: put.id, work: "joined" };
       return waiters.follow(waiter, put.id).then(() => joined);
@@ -330,10 +317,17 @@ export class RequestPath {
     if (put.kind === "full") {
       if (put.never === true)
         throw new Refusal("PAYLOAD_TOO_LARGE", "the input is larger than what may be queued; send less");
-      if (refusal !== undefined) throw admission.shed(caller, route.name, refusal);
-      const { message, own, retryInMs = route.gate.retryInMs(caller, now) } = put;
-      throw admission.refuse(caller, route.name, "full", message, retryInMs, undefined, own);
+      throw admission.refuse(
+        caller,
+        route.name,
+        "full",
+        put.message,
+        put.retryInMs ?? 1000,
+        undefined,
+        put.own,
+      );
     }
+    if (put.kind === "refused") throw admission.shed(caller, route.name, put);
     throw new Refusal(
       "IDEMPOTENCY_CONFLICT",
       "this Idempotency-Key was used with another body; use a new key",

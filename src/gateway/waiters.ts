@@ -6,7 +6,7 @@
 import type { Alarm, Clock } from "../app/clock.ts";
 import { type Due, Heap } from "../core/heap.ts";
 import { Table } from "../core/table.ts";
-import type { Engine, RecordView } from "../engine/engine.ts";
+import type { RecordView, TaskStore } from "../engine/engine.ts";
 
 export type Woken = (record: RecordView | undefined) => void;
 
@@ -54,7 +54,7 @@ export class Waiter implements Due {
 
 export class Waiters {
   readonly #clock: Clock;
-  readonly #engine: Engine;
+  readonly #engine: TaskStore;
   readonly #unwatch: () => void;
   /** First waiter of each task. Bounded by the server's connections. */
   readonly #byTask: Table<Waiter>;
@@ -64,7 +64,7 @@ export class Waiters {
   #alarmAt = Infinity;
 
   /** `seed` of the hash table: clients choose some ids. */
-  constructor(engine: Engine, clock: Clock, seed = 0) {
+  constructor(engine: TaskStore, clock: Clock, seed = 0) {
     this.#byTask = new Table(seed);
     this.#clock = clock;
     this.#engine = engine;

@@ -123,7 +123,7 @@ test("a long poll leaves no waiter behind: the engine is away, or the caller lea
     { defaultMode: "sync", maxPollMs: 1000 },
     {
       ...shared,
-      path: new RequestPath({ ...shared, routes: [], credentials, durable: false }),
+      path: new RequestPath({ ...shared, put: () => assert.fail(), routes: [], credentials, durable: false }),
       authRequired: false,
     },
   );
@@ -166,19 +166,18 @@ test("a client that leaves while its task is put is promised nothing, also when 
     count: () => undefined,
   } as unknown as Admission;
   const credentials = { identify: () => caller } as unknown as Credentials;
-  const gate = { open: true, enter: () => undefined };
-  const route = { name: "m", totalMs: 1000, cache: { scope: "off" }, collapse: false, gate };
+  const route = { name: "m", totalMs: 1000, cache: { scope: "off" }, collapse: false, open: true };
   const routes = [route as unknown as ModelRoute];
   const shared = { admission, waiters, engine, clock };
+  const put = () => ({ kind: "done", id: "t1", record, cached: true }) as unknown as PutReply;
   const protocol = new NativeProtocol(
     { defaultMode: "sync", maxPollMs: 1000 },
     {
       ...shared,
-      path: new RequestPath({ ...shared, routes, credentials, durable: true }),
+      path: new RequestPath({ ...shared, put, routes, credentials, durable: true }),
       authRequired: true,
     },
   );
-  engine.put = () => ({ kind: "done", id: "t1", record, cached: true }) as unknown as PutReply;
   for (const path of ["/v1/inference", "/api/inference"] as const) {
     const body = '{"input":"a"}';
     const exchange = {

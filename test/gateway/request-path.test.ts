@@ -103,11 +103,12 @@ class Stage {
       totalMs: 4000,
       cache: shares ? { ttlMs: 60_000, scope: "tenant" } : { ttlMs: 0, scope: "off" },
       collapse: shares,
-      gate: new CapacityGate(rules, prospects, engine),
-      looksForFree: true,
+      open: true,
     };
+    const gate = new CapacityGate({ ...rules, looksForFree: true }, prospects, engine);
+    const put = gate.put.bind(gate);
     const credentials = new Credentials({ tiers: TIERS, anonymousTier: "first" }, {});
-    const parts = { routes: [route], credentials, admission, waiters, engine, clock, durable: false };
+    const parts = { routes: [route], credentials, admission, waiters, engine, put, clock, durable: false };
     this.path = new RequestPath(parts);
   }
 

@@ -172,7 +172,7 @@ class DropInWorld {
     const admission = new Admission(() => rules, engine, clock, this.#events, load);
     const thresholds = { targetUtilization: 0.7, lastTierDepth: 1000, firstTierDepth: 2000 };
     const gate = new CapacityGate(
-      { mode, model: MODEL, tiers: 1, ...timeouts, ...thresholds },
+      { mode, model: MODEL, tiers: 1, ...timeouts, ...thresholds, looksForFree: true },
       {
         horizon: (now) => this.#dispatcher.horizon(now),
         hasRoom: (waiting, now) => this.#dispatcher.hasRoom(waiting, now),
@@ -185,8 +185,7 @@ class DropInWorld {
       totalMs: timeouts.totalMs,
       cache: { ttlMs: 1000, scope: cache },
       collapse,
-      gate,
-      looksForFree: true,
+      open: true,
     };
     const path = new RequestPath({
       routes: [route],
@@ -194,6 +193,7 @@ class DropInWorld {
       admission,
       waiters,
       engine,
+      put: gate.put.bind(gate),
       clock,
       durable: false,
     });

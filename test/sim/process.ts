@@ -114,6 +114,7 @@ export class Process {
         targetUtilization: 0.7,
         lastTierDepth: 60,
         firstTierDepth: 120,
+        looksForFree: !plan.fleet,
       },
       this.#prospects(),
       this.engine,
@@ -272,12 +273,12 @@ export class Process {
       totalMs: plan.totalMs,
       cache: { ttlMs: 300, scope: plan.cache },
       collapse: plan.collapse,
-      gate,
-      looksForFree: !plan.fleet,
+      open: true,
     };
+    const put = gate.put.bind(gate);
     const shared = { admission, waiters, engine, clock: host };
     const durable = plan.fleet || plan.journal;
-    const path = new RequestPath({ ...shared, routes: [route], credentials: byHeader, durable });
+    const path = new RequestPath({ ...shared, put, routes: [route], credentials: byHeader, durable });
     const parts = { ...shared, path, authRequired: false };
     this.#routes = new NativeProtocol({ defaultMode: "sync", maxPollMs: 2000 }, parts).routes();
   }

@@ -2,12 +2,9 @@
 import { type SimulatedOptions, SimulatedBackend } from "../../workers/backend/simulated.ts";
 import type { Worker } from "../../workers/backend/backend.ts";
 import type { Clock } from "../../app/clock.ts";
-import {
-  CapacityGate,
-  type CapacityRefusal,
-  type CapacityRules,
-} from "../../gateway/admission/capacity-gate.ts";
+import { CapacityGate, type CapacityRules } from "../../gateway/admission/capacity-gate.ts";
 import { Random } from "../../core/random.ts";
+import type { CapacityRefusal } from "../../core/shed.ts";
 import type { Task } from "../../core/task.ts";
 import { Dispatcher } from "../../dispatch/dispatcher.ts";
 import type { ModelRules } from "../../dispatch/model-rules.ts";

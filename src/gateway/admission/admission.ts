@@ -12,10 +12,10 @@
  */
 import type { Clock } from "../../app/clock.ts";
 import { type Quota, Refusal } from "../../core/errors.ts";
-import type { Engine } from "../../engine/engine.ts";
+import type { CapacityRefusal } from "../../core/shed.ts";
+import type { TaskStore } from "../../engine/engine.ts";
 import type { Events, ShedReason } from "../../observe/events.ts";
 import type { Caller } from "./credentials.ts";
-import type { CapacityRefusal } from "./capacity-gate.ts";
 import { type Bottleneck, ProcessLoad } from "./process-load.ts";
 
 export interface AdmissionRules {
@@ -37,7 +37,7 @@ const BUSY_SLOTS = 64;
 
 export class Admission {
   readonly #rules: () => AdmissionRules;
-  readonly #engine: Engine;
+  readonly #engine: TaskStore;
   readonly #events: Events;
   #refusals = 0;
   #busySlot = 0;
@@ -46,7 +46,7 @@ export class Admission {
 
   constructor(
     rules: () => AdmissionRules,
-    engine: Engine,
+    engine: TaskStore,
     clock: Clock,
     events: Events,
     load = new ProcessLoad(rules().tiers.length, clock),

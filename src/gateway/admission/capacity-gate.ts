@@ -10,6 +10,7 @@
 import { SurgeEstimate } from "../../core/estimate.ts";
 import { floorOf } from "../../core/fair.ts";
 import {
+  type CapacityRefusal,
   type Horizon,
   type Line,
   lost,
@@ -19,8 +20,11 @@ import {
   RetrySlots,
   type Thresholds,
 } from "../../core/shed.ts";
-import type { Engine } from "../../engine/engine.ts";
-import type { Caller } from "./credentials.ts";
+import type { Task } from "../../core/task.ts";
+import type { Engine, Placed, PutReply, Sharing } from "../../engine/engine.ts";
+
+/** Where a task stands in line. */
+type Place = Pick<Task, "tier" | "tenant">;
 
 export interface CapacityRules extends Thresholds {
   readonly mode: "predictive" | "thresholds" | "off";
@@ -28,6 +32,8 @@ export interface CapacityRules extends Thresholds {
   readonly tiers: number;
   readonly queueMs: number;
   readonly totalMs: number;
+  /** Whether looking up a shareable outcome costs no round trip; with an Idempotency-Key it is done anyway. */
+  readonly looksForFree?: boolean;
 }
 
 export interface Prospects {
@@ -38,21 +44,12 @@ export interface Prospects {
   othersPerMs?(tier: number): number;
 }
 
-export interface CapacityRefusal {
-  readonly reason: Refused;
-  readonly code: "RATE_LIMITED" | "SERVICE_OVERLOADED";
-  readonly message: string;
-  readonly waitMs: number;
-}
-
 export class CapacityGate {
   readonly #rules: CapacityRules;
   readonly #prospects: Prospects;
   readonly #engine: Engine;
   readonly #admitted: readonly SurgeEstimate[];
   readonly #slots: RetrySlots;
-  /** False: the model was removed, also for requests that arrived before. */
-  open = true;
 
   /** `before`: the same model's gate under earlier rules, whose learned rates are kept. */
   constructor(rules: CapacityRules, prospects: Prospects, engine: Engine, before?: CapacityGate) {
@@ -72,8 +69,32 @@ export class CapacityGate {
     return this.#admitted.map((rate) => rate.perMs(now));
   }
 
+  /**
+   * Puts a new task if there is capacity for it, or if it can share the work of another. `ofMany`: see `enter`.
+   * Returns without a promise where the engine does.
+   */
+  put(task: Task, sharing: Sharing, ofMany: boolean): Placed | Promise<Placed> {
+    const refusal = this.enter(task, task.createdAt, ofMany);
+    if (refusal !== undefined && !this.#mayShare(sharing)) return { kind: "refused", ...refusal };
+    const reply = this.#engine.put(task, refusal === undefined ? sharing : { ...sharing, only: true });
+    if (!(reply instanceof Promise)) return this.#placed(task, reply, refusal);
+    return reply.then((known) => this.#placed(task, known, refusal));
+  }
+
+  #placed(task: Task, reply: PutReply, refusal: CapacityRefusal | undefined): Placed {
+    if (reply.kind === "queued") this.queued(task, task.createdAt);
+    if (reply.kind !== "full" || reply.never === true) return reply;
+    if (refusal !== undefined) return { kind: "refused", ...refusal };
+    return { ...reply, retryInMs: reply.retryInMs ?? this.retryInMs(task, task.createdAt) };
+  }
+
+  #mayShare({ idempotency, joinKey, cacheKey }: Sharing): boolean {
+    if (idempotency !== undefined) return true;
+    return this.#rules.looksForFree === true && (joinKey !== undefined || cacheKey !== undefined);
+  }
+
   /** Counts a task that was queued; cached and joined ones need no worker. */
-  queued({ tier }: Caller, now: number): void {
+  queued({ tier }: Place, now: number): void {
     this.#admitted[tier]!.count(now);
   }
 
@@ -81,7 +102,7 @@ export class CapacityGate {
    * Admits a task or says why not. `ofMany`: one of a request that is answered as a whole; never refused on a
    * prediction, since then none would run to correct that prediction.
    */
-  enter(caller: Caller, now: number, ofMany = false): CapacityRefusal | undefined {
+  enter(caller: Place, now: number, ofMany = false): CapacityRefusal | undefined {
     // Most requests meet an idle worker and a short queue, and need no position estimate.
     const predictive = this.#rules.mode === "predictive";
     if (predictive && this.#prospects.hasRoom(this.#waiting(), now)) return undefined;
@@ -92,11 +113,11 @@ export class CapacityGate {
     return { ...answerTo(reason, caller.tier, horizon), reason, waitMs: this.retryInMs(caller, now) };
   }
 
-  retryInMs(caller: Caller, now: number): number {
+  retryInMs(caller: Place, now: number): number {
     return this.#slots.reserve(caller.tier, this.#line(caller, now), this.#prospects.horizon(now), now);
   }
 
-  #reason(caller: Caller, horizon: Horizon, now: number): Refused | undefined {
+  #reason(caller: Place, horizon: Horizon, now: number): Refused | undefined {
     const { mode, queueMs, totalMs, tiers } = this.#rules;
     if (mode === "predictive") {
       const terms = { startBy: now + queueMs, finishBy: now + totalMs };
@@ -111,7 +132,7 @@ export class CapacityGate {
     return horizon.healthy === 0 && horizon.overdue === 0 ? "no_worker" : undefined;
   }
 
-  #line({ tier, tenant }: Caller, now: number): Line {
+  #line({ tier, tenant }: Place, now: number): Line {
     const { model, tiers } = this.#rules;
     const depths = this.#engine.waiting(model);
     let above = 0;
