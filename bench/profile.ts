@@ -12,7 +12,15 @@
  * DIR (default: `ferry-profile` in the temporary folder) then holds `flame.svg`, for any browser, and `cpu.cpuprofile` and
  * `allocations.heapprofile`, for Chrome's DevTools or speedscope.app.
  */
-import { copyFileSync, mkdirSync, mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
+import {
+  copyFileSync,
+  mkdirSync,
+  mkdtempSync,
+  readdirSync,
+  readFileSync,
+  rmSync,
+  writeFileSync,
+} from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { measure } from "./generator.ts";
@@ -130,9 +138,14 @@ async function run(options: string): Promise<{ rate: number; cpuShare: number; t
 }
 
 /** The measured part, without idle time, scaled to `perRequest`. */
-function cpuStacks({ nodes, samples, timeDeltas, startTime, endTime }: CpuProfile, perRequest: number): Stack {
+function cpuStacks(
+  { nodes, samples, timeDeltas, startTime, endTime }: CpuProfile,
+  perRequest: number,
+): Stack {
   const self = new Map<number, number>();
-  const idle = new Set(nodes.filter(({ callFrame }) => callFrame.functionName === "(idle)").map(({ id }) => id));
+  const idle = new Set(
+    nodes.filter(({ callFrame }) => callFrame.functionName === "(idle)").map(({ id }) => id),
+  );
   const to = endTime - 1_000_000;
   let at = startTime;
   let busy = 0;
