@@ -5,7 +5,8 @@
  *   FERRY_CLI=/other/checkout/src/cli.ts node bench/listeners.ts
  *
  * For each part of telemetry a Ferry is started in this process with that part alone, and the events that a request
- * and its share of a batch cause are published on its list, kind by kind, some hundred thousand times. The column
+ * and its share of a batch cause are published on its list, kind by kind, some hundred thousand times. The last
+ * line is for an event that comes from a gateway process (`src/observe/relay.ts`). The column
  * `always` is a Ferry without any (its tally counts nevertheless); less that, the others are what each part spends on
  * the requests' own thread: nanoseconds for each event, and below them for a whole request. What the part does later (a frame twice a second, a scrape, rows to PostgreSQL,
  * spans to a collector) is not in it; the scenario `telemetry` has that too.
@@ -15,7 +16,9 @@
 import { join } from "node:path";
 import { setImmediate as turn } from "node:timers/promises";
 import { pathToFileURL } from "node:url";
-import type { EventFields, EventName, Events } from "../src/observe/events.ts";
+import { SystemClock } from "../src/app/clock.ts";
+import { type EventFields, type EventName, Events } from "../src/observe/events.ts";
+import { EventRelay, replayEvents } from "../src/observe/relay.ts";
 
 const cli = process.env["FERRY_CLI"] ?? join(import.meta.dirname, "../src/cli.ts");
 /** Tasks in a batch. */
@@ -171,12 +174,57 @@ async function time(events: Events, name: EventName): Promise<number> {
   return lowest;
 }
 
+/** As a gateway among several sees it: some requests of each batch are its own. */
+function relayable(n: number): EventFields["request.answered"] {
+  const request = kinds["request.answered"]!(n);
+  return { ...request, ending: { ...request.ending!, batch: note(Math.floor(n / 8)) } };
+}
+
+/** Nanoseconds for a request that a gateway process relays: there, and in a core process with its listeners. */
+async function timeRelayed(core: Events): Promise<{ gateway: number; replayed: number }> {
+  const gateway = new Events();
+  const messages: string[] = [];
+  const relay = new EventRelay(gateway, new SystemClock(), (text) => messages.push(text) > 0);
+  const lowest = { gateway: Infinity, replayed: Infinity };
+  let n = 0;
+  for (let round = 0; round <= rounds; round++) {
+    const ms = { gateway: 0, replayed: 0 };
+    for (let at = 0; at < perRound / chunk; at++) {
+      const made = Array.from({ length: chunk }, () => relayable(n++));
+      const startedAt = performance.now();
+      for (const each of made) gateway.emit("request.answered", each);
+      relay.flush();
+      const sentAt = performance.now();
+      for (const text of messages.splice(0)) replayEvents(text, core);
+      ms.gateway += sentAt - startedAt;
+      ms.replayed += performance.now() - sentAt;
+    }
+    if (round === 0) continue;
+    lowest.gateway = Math.min(lowest.gateway, (ms.gateway * 1e6) / perRound);
+    lowest.replayed = Math.min(lowest.replayed, (ms.replayed * 1e6) / perRound);
+    await turn();
+  }
+  relay.close();
+  return lowest;
+}
+
 async function timesWith(settings: Settings): Promise<number[]> {
+  return withFerry(settings, async (events) => {
+    const times: number[] = [];
+    for (const name of names) times.push(await time(events, name));
+    return times;
+  });
+}
+
+async function withFerry<Result>(
+  settings: object,
+  use: (events: Events) => Promise<Result>,
+): Promise<Result> {
   const at = (file: string): string => pathToFileURL(join(cli, "..", file)).href;
   const { parseConfig } = (await import(
     at("app/config/load.ts")
   )) as typeof import("../src/app/config/load.ts");
-  const { startFerry } = (await import(at("ferry.ts"))) as typeof import("../src/app/ferry.ts");
+  const { startFerry } = (await import(at("app/ferry.ts"))) as typeof import("../src/app/ferry.ts");
   const file = {
     listen: "127.0.0.1:0",
     admin: { listen: "127.0.0.1:0" },
@@ -186,13 +234,11 @@ async function timesWith(settings: Settings): Promise<number[]> {
   const { config, problems } = parseConfig(JSON.stringify(file), "listeners.yaml", {});
   if (config === undefined) throw new Error(problems[0]?.message);
   const ferry = await startFerry(config);
-  const times: number[] = [];
   try {
-    for (const name of names) times.push(await time(ferry.events, name));
+    return await use(ferry.events);
   } finally {
     await ferry.stop();
   }
-  return times;
 }
 
 function row(name: string, cells: readonly string[]): string {
@@ -230,4 +276,9 @@ names.forEach((name, at) => {
 process.stdout.write(row("for a request", totals.map(cell)));
 const sum = totals.reduce((total, ns) => total + ns, 0);
 process.stdout.write(`all together: ${(sum / 1000).toFixed(2)} µs a request\n`);
+const relayed = await withFerry({ telemetry: { logLevel: "silent" } }, timeRelayed);
+process.stdout.write(
+  `relayed from a gateway process: ${cell(relayed.gateway)} there; ${cell(relayed.replayed)} in the core with its ` +
+    "default listeners\n",
+);
 process.exit(0);

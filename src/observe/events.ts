@@ -27,7 +27,7 @@ export interface AnsweredRequest {
   /** Route pattern with its `{id}`; "" for an unknown path. */
   readonly route: string;
   /** As requested; untrusted text where `route` is "". */
-  readonly path?: string;
+  readonly path?: string | undefined;
   /** "" when unknown: refused earlier, or a read-only request. */
   readonly model: string;
   readonly tier: string;
@@ -48,8 +48,8 @@ export interface AnsweredRequest {
 export interface TaskEnding {
   readonly queuedAt: number;
   readonly attempt: number;
-  readonly settledAt?: number;
-  readonly batch?: BatchNote;
+  readonly settledAt?: number | undefined;
+  readonly batch?: BatchNote | undefined;
 }
 
 export interface BatchedTask {
