@@ -12,8 +12,8 @@ import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
-import { type Link, connectTo } from "../engine/remote/link.ts";
-import { RemoteEngine } from "../engine/remote/client.ts";
+import { connectLink } from "../engine/remote/channel.ts";
+import { RemoteEngine } from "../engine/remote/engine.ts";
 import { RemoteServer } from "../engine/remote/server.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, type OpenedStore, openEngine, type Shared } from "./engines.ts";
@@ -44,7 +44,7 @@ import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
 import { logEvents } from "../observe/log.ts";
-import { EventRelay, replay } from "../observe/relay.ts";
+import { EventRelay, replayEvents } from "../observe/relay.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
 import type { KnownWorker } from "../workers/backend/passthrough.ts";
@@ -441,14 +441,21 @@ export class Ferry {
     return { ...config, limits };
   }
 
-  async #reachCore({ socket, number }: Part): Promise<void> {
-    const connect = (): Promise<Link> => connectTo(socket);
-    const limits = (): EngineLimits => this.#limits;
-    const engine = new RemoteEngine({ connect, limits, clock: this.#clock, name: `gateway-${number}` });
+  async #reachCore({ socket }: Part): Promise<void> {
+    const { engine: settings } = this.#config;
+    const engine = new RemoteEngine({
+      connect: () => connectLink(socket),
+      clock: this.#clock,
+      events: this.events,
+      limits: () => this.#limits,
+      copied: settings.kind === "memory" && settings.dataDir !== undefined,
+      version: version(),
+    });
     this.#toCore = { engine, view: new CoreView(engine) };
-    const relay = new EventRelay(this.events, this.#clock, (text) =>
-      engine.tell(noteText({ is: "events", text })),
-    );
+    const relay = new EventRelay(this.events, this.#clock, (text) => {
+      if (engine.connected) engine.tell(noteText({ is: "events", text }));
+      return engine.connected;
+    });
     this.#undo.push(async () => {
       relay.close();
       await engine.close();
@@ -466,6 +473,8 @@ export class Ferry {
     const server = new RemoteServer({
       engine,
       clock: this.#clock,
+      events: this.events,
+      version: version(),
       put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
       status: () => JSON.stringify(this.#status(writable())),
       told: (_, text) => this.#told(text),
@@ -499,7 +508,7 @@ export class Ferry {
 
   #told(text: string): void {
     const note = readNote(text);
-    if (note?.is === "events") replay(note.text, this.events);
+    if (note?.is === "events") replayEvents(note.text, this.events);
     if (note?.is !== "credential") return;
     const model = this.#config.models.find(({ name }) => name === note.model);
     if (model !== undefined) this.#vault(model)?.keep(note.header);

@@ -50,8 +50,8 @@ export async function serveChild(
   const { config, role, part, epoch } = await begin.promise;
   const clock = parts.clockOf(epoch);
   const changes = new ChildChanges(parent, clock);
-  const start: ServeParts["start"] = async (...words) => {
-    ferry = await parts.start(...words, part);
+  const start: ServeParts["start"] = async (...[given, time, as, log]) => {
+    ferry = await parts.start(given, time, as, log, part);
     // The parent has the file, and reloads all processes.
     ferry.onReload = () =>
       new Promise((resolve) => {

@@ -79,13 +79,7 @@ export interface Signals {
 
 export interface ServeParts {
   /** `log` gets whole lines of JSON. */
-  start(
-    config: Config,
-    clock: Clock,
-    role: Role,
-    log: (line: string) => void,
-    part?: Part,
-  ): Promise<Served>;
+  start(config: Config, clock: Clock, role: Role, log: (line: string) => void, part?: Part): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
   onHangup?(listener: () => void): void;

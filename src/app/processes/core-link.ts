@@ -4,7 +4,7 @@
  *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests, the vault's key
  *   gateway ── note ─► core        events, which the core's observers hear as its own; credentials for workers
  */
-import type { RemoteEngine } from "../../engine/remote/client.ts";
+import type { RemoteEngine } from "../../engine/remote/engine.ts";
 import type { KnownWorker } from "../../workers/backend/passthrough.ts";
 import { credentialName } from "../../workers/backend/vault.ts";
 

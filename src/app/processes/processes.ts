@@ -302,8 +302,8 @@ export class Processes {
     seat.readyAt = this.#parts.clock.now();
     if (seat.begun !== seat.config) seat.catchingUp = this.#catchUp(seat, seat.life!);
     if (restarted) this.#log("info", "process ready", { process: seat.name, pid: seat.life!.pid });
-    else if (seat.part.kind === "core") this.#seats.slice(1).forEach((each) => this.#begin(each));
-    else if (this.#seats.every(({ ready }) => ready !== undefined)) this.#started.resolve();
+    else if (seat.part.kind === "core") for (const each of this.#seats.slice(1)) this.#begin(each);
+    if (this.#seats.every(({ ready }) => ready !== undefined)) this.#started.resolve();
   }
 
   #gone(seat: Seat, how: string): void {

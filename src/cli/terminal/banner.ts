@@ -206,7 +206,8 @@ function modelLines({ config, role }: ReadyFacts): string[] {
   const lines = models
     .slice(0, fits)
     .map(
-      (model) => `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}`,
+      (model) =>
+        `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}`,
     );
   if (fits < models.length) lines.push(`                and ${models.length - fits} more models`);
   return lines;
