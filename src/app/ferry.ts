@@ -1,5 +1,7 @@
 /** Wires all parts: starts them in order, stops them in reverse; `change` prepares what can fail, then commits. */
 import { randomBytes, randomUUID } from "node:crypto";
+import { rm } from "node:fs/promises";
+import { dirname } from "node:path";
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
@@ -43,7 +45,7 @@ import { Operator } from "../workers/operator.ts";
 import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
-import { logEvents } from "../observe/log.ts";
+import { type LogLevel, logEvents } from "../observe/log.ts";
 import { EventRelay, replayEvents } from "../observe/relay.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
@@ -125,9 +127,7 @@ export class Ferry {
     const { telemetry } = config;
     this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
-    // The core logs what gateways notice.
-    const { logLevel } = telemetry;
-    this.#endLog = logEvents(this.events, clock, part?.kind === "gateway" ? "silent" : logLevel, log);
+    this.#endLog = logEvents(this.events, clock, this.#logLevel(config), log);
     this.#pool = new WorkerPool({
       clock,
       events: this.events,
@@ -218,10 +218,9 @@ export class Ferry {
     this.#look();
     this.#gates?.follow(next);
     this.#scaling?.wake();
-    const { logLevel } = next.telemetry;
-    if (logLevel !== last.telemetry.logLevel && this.#part?.kind !== "gateway") {
+    if (next.telemetry.logLevel !== last.telemetry.logLevel) {
       this.#endLog();
-      this.#endLog = logEvents(this.events, this.#clock, logLevel, this.#log);
+      this.#endLog = logEvents(this.events, this.#clock, this.#logLevel(next), this.#log);
     }
     this.events.emit("reloaded", {});
   }
@@ -427,6 +426,11 @@ export class Ferry {
     if (this.#membership !== undefined) this.#membership.doors = (now) => gates.admitted(now);
   }
 
+  /** The core logs the requests of its gateways. */
+  #logLevel({ telemetry: { logLevel } }: Config): LogLevel {
+    return this.#part?.kind === "gateway" && logLevel === "debug" ? "info" : logLevel;
+  }
+
   /** Of the bounds that hold for all gateways together, a gateway has its share. */
   #ours(config: Config): Config {
     if (this.#part?.kind !== "gateway") return config;
@@ -491,6 +495,7 @@ export class Ferry {
     this.#undo.push(async () => {
       alarm.cancel();
       await server.close();
+      await rm(dirname(socket), { recursive: true, force: true });
     });
     await server.listen(socket);
   }

@@ -17,7 +17,7 @@
  * A gateway that dies takes its connections along, nothing else. While the core is away gateways hold what they have
  * and refuse with 503 what is new after a second; what was accepted is on disk with `engine.dataDir`, or in Redis.
  */
-import { mkdtemp, rm } from "node:fs/promises";
+import { randomBytes } from "node:crypto";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { jsonLine, type Durability, type ServeTotals } from "../../cli/terminal/banner.ts";
@@ -188,11 +188,6 @@ export class Processes {
 
   get durability(): Durability | undefined {
     return this.#seats[0]!.ready!.durability;
-  }
-
-  /** Resolves when all have exited after `drain` or `stop`. */
-  get over(): Promise<void> {
-    return this.#over.promise;
   }
 
   /** The sum; without processes that were killed or do not answer. */
@@ -383,10 +378,9 @@ export async function startProcesses(
   parts: Omit<ProcessesParts, "socket">,
 ): Promise<Processes> {
   const chosen = await choosePorts(config);
-  // Only this user may enter the folder.
-  const folder = await mkdtemp(join(tmpdir(), "ferry-"));
-  const processes = new Processes(count, chosen, role, { ...parts, socket: join(folder, "core") });
-  void processes.over.then(() => rm(folder, { recursive: true, force: true }));
+  const folder = `ferry-${randomBytes(9).toString("base64url")}`;
+  const socket = join(tmpdir(), folder, "core");
+  const processes = new Processes(count, chosen, role, { ...parts, socket });
   await processes.start();
   return processes;
 }
