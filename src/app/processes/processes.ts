@@ -217,11 +217,9 @@ export class Processes {
       if (late && seat.life !== undefined) seat.catchingUp = this.#catchUp(seat, seat.life);
     }
     // The core first: a gateway sends it tasks of a new model at once.
-    const core = asked.findIndex(({ part }) => part.kind === "core");
-    if (core >= 0) await this.#commit(asked[core]!, followers[core]!);
-    await Promise.all(
-      asked.map((seat, at) => (at === core ? undefined : this.#commit(seat, followers[at]!))),
-    );
+    const commits = asked.map((seat, at) => () => this.#commit(seat, followers[at]!));
+    if (asked[0]?.part.kind === "core") await commits.shift()!();
+    await Promise.all(commits.map((commit) => commit()));
   }
 
   async #commit({ name }: Seat, follower: Follower): Promise<void> {
