@@ -31,15 +31,15 @@ export interface CoreStatus {
 /** How often the core looks whether its status changed; workers' changes are sent at once. */
 export const STATUS_MS = 200;
 
-export type Note =
+export type GatewayNote =
   | { readonly is: "events"; readonly text: string }
   | { readonly is: "credential"; readonly model: string; readonly header: string };
 
-export function noteText(note: Note): string {
+export function noteText(note: GatewayNote): string {
   return note.is === "events" ? `e${note.text}` : `c${JSON.stringify([note.model, note.header])}`;
 }
 
-export function readNote(text: string): Note | undefined {
+export function readNote(text: string): GatewayNote | undefined {
   const rest = text.slice(1);
   if (text.startsWith("e")) return { is: "events", text: rest };
   if (!text.startsWith("c")) return undefined;
