@@ -209,9 +209,10 @@ export interface TaskStore {
   /**
    * Joins, answers or queues a task, atomically. Resolves when the task is as safe as this engine makes it (on disk,
    * where it has one); only then may a client be told "accepted". Returns without a promise where there is nothing to
-   * wait for (this runs once per request). Putting the same task id twice queues it once.
+   * wait for (this runs once per request). Putting the same task id twice queues it once. Only an engine in another
+   * process has a capacity gate before it, and may answer `refused`.
    */
-  put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
+  put(task: Task, sharing?: Sharing): Placed | Promise<Placed>;
   /** Id prefix for a model's next task (`ids.ts`), where tasks are stored in bundles. If absent, any id will do. */
   bundle?(model: string): string;
   /** Why `tasks` with shared parameters do not fit even an empty queue; undefined if they do. Asked before the puts. */
@@ -250,6 +251,8 @@ export interface TaskStore {
 }
 
 export interface Engine extends TaskStore {
+  put(task: Task, sharing?: Sharing): PutReply | Promise<PutReply>;
+
   /**
    * Moves up to `max` queued tasks under one lease, tiers and tenants in fair turn. Tasks past their deadline are
    * settled, not claimed. An empty lease means that nothing was there. If the lease is neither settled nor extended in

@@ -37,6 +37,8 @@ export interface Opened {
   refresh?: () => Promise<void>;
   /** Ages are estimates, and finished records are not counted. */
   readonly approximate?: boolean;
+  /** A task is in the views when its put is answered, not when it is called. */
+  readonly takesInLater?: boolean;
 }
 
 export type OpenEngine = (options: EngineOptions) => Promise<Opened>;
@@ -212,6 +214,10 @@ export class Stage {
 
   get approximate(): boolean {
     return this.#opened.approximate === true;
+  }
+
+  get takesInLater(): boolean {
+    return this.#opened.takesInLater === true;
   }
 
   /** Queued, running, kept, dead letters. */

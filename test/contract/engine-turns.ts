@@ -129,7 +129,7 @@ function views(holds: Holds): void {
     const waiting = (): number[] => [...stage.engine.waiting(MODEL)];
     assert.deepEqual(waiting(), [0, 0, 0]);
     const puts = [0, 0, 2].map((tier) => stage.queue({ tier }));
-    assert.deepEqual(waiting(), [2, 0, 1]);
+    if (!stage.takesInLater) assert.deepEqual(waiting(), [2, 0, 1]);
     await Promise.all(puts);
     assert.deepEqual(waiting(), [2, 0, 1]);
     const lease = await stage.claim(2);
