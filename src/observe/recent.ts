@@ -112,7 +112,7 @@ export class RecentBatches {
     return this.#ring
       .inOrder()
       .filter(({ endedAt }) => endedAt === 0 || endedAt >= from)
-      .map((entry) => ({ ...entry, waiting: entry.waiting.slice() }));
+      .map((entry) => Object.assign({}, entry, { waiting: entry.waiting.slice() }));
   }
 
   #next(note: BatchNote): BatchEntry {

@@ -151,7 +151,7 @@ export class RequestLog {
 
   /** Copies, newest first. */
   *rows(): Generator<LoggedRequest> {
-    for (const row of this.#newestFirst()) yield { ...row };
+    for (const row of this.#newestFirst()) yield Object.assign({}, row);
   }
 
   /** Copies, newest first; several when they joined one task. */
@@ -159,7 +159,7 @@ export class RequestLog {
     const found: LoggedRequest[] = [];
     for (const row of this.#newestFirst()) {
       if (row.id !== id) continue;
-      found.push({ ...row });
+      found.push(Object.assign({}, row));
       if (found.length === max) break;
     }
     return found;

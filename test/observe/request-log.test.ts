@@ -116,7 +116,7 @@ describe("the request log in memory", () => {
       const rows = [...log.rows()];
       assert.deepEqual(
         rows,
-        all.slice(0, 3).map((row) => ({ ...row })),
+        all.slice(0, 3).map((row) => Object.assign({}, row)),
       );
       copies.push([rows[0]!, structuredClone(rows[0]!)]);
     }
