@@ -64,7 +64,7 @@ export class Stage implements Disposable {
       events: this.events,
       tally: new Tally(this.events, clock, () => ["embed"]),
       sight: { models: () => [this.model], process: () => this.process },
-      delay: { take: () => this.loopLateMs, stop: () => {} },
+      delay: { watch: () => {}, take: () => this.loopLateMs, stop: () => {} },
     });
   }
 
