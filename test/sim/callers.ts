@@ -6,6 +6,7 @@
  * must be, and holds Ferry to what it was told: an id that was accepted is known from then on, an end is an end.
  */
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { ANSWER_WITHIN_MS } from "../../src/engine/remote/engine.ts";
 import { type Answer, Talk } from "./exchange.ts";
 import { answerTo } from "./gpu.ts";
 import type { Ledger } from "./ledger.ts";
@@ -28,6 +29,9 @@ const TRIES = 4;
 const POLLS = 60;
 /** A held caller is told by its gateway's own clock; calls to the store that fail come on top. */
 const GRACE_MS = 4 * COMMAND_TIMEOUT_MS + 50;
+
+/** Of a request to the core at most, one after the other: rate, put, what it joined. */
+const QUESTIONS = 3;
 
 export class Callers {
   readonly #plan: Plan;
@@ -156,7 +160,7 @@ export class Callers {
     const talk = new Talk(host, asked, (answer) => {
       host.onDeath.delete(died);
       const tookMs = this.#time.now() - startedAt - (host.pausedMs - pausedMs);
-      const patience = (asked.method === "POST" ? this.#plan.totalMs : 2000) + GRACE_MS;
+      const patience = (asked.method === "POST" ? this.#plan.totalMs : 2000) + this.#graceMs(startedAt);
       this.#ledger.check(tookMs <= patience, `an answer took ${tookMs.toFixed(0)} ms of ${patience}`);
       take(answer);
     });
@@ -167,6 +171,12 @@ export class Callers {
         .catch((error: unknown) => this.#ledger.fail(error as Error));
     });
     return talk;
+  }
+
+  /** Of a core that is away or hangs each question is given up in time. */
+  #graceMs(startedAt: number): number {
+    if (this.#plan.topology !== "cores") return GRACE_MS;
+    return this.#ledger.linkMs + Math.min(this.#ledger.troubleMs(startedAt), QUESTIONS * ANSWER_WITHIN_MS);
   }
 
   #answered(wish: Wish, { status, body }: Answer, gateway: Process): void {
@@ -241,7 +251,9 @@ export class Callers {
       this.#ledger.count(`cancel answered ${answer?.status ?? "nothing"}`);
       if (answer?.status === 200) this.#ended(wish, id, answer.body);
       if (answer?.status === 204) return this.#over();
-      if (answer !== undefined && answer.status !== 503) this.#deleting.delete(id);
+      // A core may be asked twice, and know nothing of it the second time.
+      const unsure = answer?.status === 404 && this.#plan.topology === "cores";
+      if (answer !== undefined && answer.status !== 503 && !unsure) this.#deleting.delete(id);
       this.#poll(wish, id, POLLS);
     });
   }

@@ -140,6 +140,11 @@ export class RemoteEngine implements TaskStore {
     return this.#channel !== undefined;
   }
 
+  /** Requests without an answer, and tasks whose end is awaited. */
+  get pending(): number {
+    return this.#unanswered.size + this.#awaited.size;
+  }
+
   /** The latest text that the core published; "" before the first. */
   get status(): string {
     return this.#status;
@@ -516,6 +521,12 @@ class NumberedRequests {
   #ring: (Unanswered | undefined)[] = new Array<undefined>(64).fill(undefined);
   #first = 0; // number of the oldest
   #next = 0;
+
+  get size(): number {
+    let size = 0;
+    this.each(() => size++);
+    return size;
+  }
 
   get full(): boolean {
     return this.#next - this.#first >= MAX_UNANSWERED;
