@@ -170,7 +170,7 @@ export function* numbersPieces({ dtype = "uint8", shape, base64 }: Binary): Gene
   for (let from = 0; from < count; from += NUMBERS_A_PIECE) {
     const to = Math.min(count, from + NUMBERS_A_PIECE);
     const bytes = Buffer.from(base64.slice(group(from), Math.ceil(group(to) / 4) * 4), "base64");
-    yield pieceOf(flatTexts(dtype, bytes), sizes, from);
+    yield pieceOf(listOf(dtype, bytes), to - from, sizes, from);
   }
 }
 
@@ -187,15 +187,27 @@ function emptyLists(shape: readonly number[]): Json {
   return lists.reduceRight((inner, length) => `[${Array(length).fill(inner).join(",")}]`, "[]");
 }
 
-function pieceOf(numbers: readonly string[], sizes: readonly number[], from: number): Json {
+/** The numbers from `at` to `end`, separated by commas. */
+type List = (at: number, end: number) => Json;
+
+function listOf(dtype: Dtype, bytes: Buffer): List {
+  if (dtype === "float32" || dtype === "float16") {
+    const values = valuesOf(dtype, bytes) as Float32Array;
+    return (at, end) => singlesText(values, at, end);
+  }
+  const texts = flatTexts(dtype, bytes);
+  return (at, end) => texts.slice(at, end).join(",");
+}
+
+function pieceOf(list: List, count: number, sizes: readonly number[], from: number): Json {
   const row = sizes[0] ?? 1;
   const parts: string[] = [];
-  for (let at = 0; at < numbers.length;) {
+  for (let at = 0; at < count;) {
     const place = from + at;
-    const end = Math.min(numbers.length, at + row - (place % row));
+    const end = Math.min(count, at + row - (place % row));
     const open = "[".repeat(bracketsAt(sizes, place));
     const close = "]".repeat(bracketsAt(sizes, from + end));
-    parts.push(`${place === 0 ? "" : ","}${open}${numbers.slice(at, end).join(",")}${close}`);
+    parts.push(`${place === 0 ? "" : ","}${open}${list(at, end)}${close}`);
     at = end;
   }
   return parts.join("");
@@ -255,7 +267,7 @@ export function singleText(value: number): string {
   const digits = -Math.floor(Math.log10(size)) - 1;
   for (let scale = digits + 6; scale <= digits + 9 && scale > 0 && scale < TENS.length; scale++) {
     const ten = TENS[scale]!;
-    const near = Math.round(value * ten) / ten;
+    const near = Math.floor(value * ten + 0.5) / ten;
     if (Math.fround(near) === value) return String(near);
   }
   for (let count = size < SMALLEST_NORMAL_SINGLE ? 1 : 6; count < 9; count++) {
@@ -263,4 +275,78 @@ export function singleText(value: number): string {
     if (Math.fround(short) === value) return String(short);
   }
   return String(Number(value.toPrecision(9)));
+}
+
+/** `[0.1,…]` from the bytes of little-endian float32. */
+export function singlesList(bytes: Buffer): Json {
+  const values = valuesOf("float32", bytes) as Float32Array;
+  const parts: string[] = [];
+  for (let at = 0; at < values.length; at += NUMBERS_A_PIECE) {
+    parts.push(singlesText(values, at, Math.min(values.length, at + NUMBERS_A_PIECE)));
+  }
+  return `[${parts.join(",")}]`;
+}
+
+const MAX_SINGLE_CHARS = 24; // "-123456780000000000000" and a comma are 23
+const written = Buffer.alloc(NUMBERS_A_PIECE * MAX_SINGLE_CHARS);
+const [ZERO, POINT, MINUS, COMMA] = [0x30, 0x2e, 0x2d, 0x2c];
+
+/**
+ * As `singleText`, with commas; at most NUMBERS_A_PIECE. The digits are written as bytes, since a string for each number
+ * costs four times as much as the number: 768 take 35 µs instead of 130.
+ */
+function singlesText(values: Float32Array, from: number, to: number): Json {
+  let at = 0;
+  for (let place = from; place < to; place++) {
+    if (place > from) written[at++] = COMMA;
+    const value = values[place]!;
+    const size = Math.abs(value);
+    const end = size >= 1e-6 && size < 1e5 ? writeSingle(value, size, at) : at;
+    at = end > at ? end : at + written.write(singleText(value), at, "latin1");
+  }
+  return written.toString("latin1", 0, at);
+}
+
+/** Writes six to nine digits as `singleText` chooses them and returns the end; `at` if that takes exponents or more. */
+function writeSingle(value: number, size: number, at: number): number {
+  let scale = 5;
+  if (size < 1) for (let bound = 1; size < bound; bound = TENTHS[scale - 5]!) scale++;
+  else for (let bound = 10; size >= bound; bound *= 10) scale--;
+  for (const last = scale + 3; scale <= last; scale++) {
+    const ten = TENS[scale]!;
+    const rounded = Math.floor(value * ten + 0.5); // a third of the time of Math.round
+    if (Math.fround(rounded / ten) === value) return writeDecimal(rounded, scale, at);
+  }
+  return at;
+}
+
+/** 0.1, 0.01, …: the doubles nearest to them, which no float32 equals. */
+const TENTHS = Array.from({ length: 8 }, (_, power) => Number(`1e-${power}`));
+
+/** Writes `rounded` / 10^`scale` without trailing zeros; below 2^31. */
+function writeDecimal(rounded: number, scale: number, at: number): number {
+  let rest = Math.abs(rounded) | 0;
+  let places = scale;
+  while (places > 0 && rest % 10 === 0) {
+    rest = (rest / 10) | 0;
+    places--;
+  }
+  let digits = places + 1; // one before the point at least
+  while (digits < TENS.length && rest >= TENS[digits]!) digits++;
+  const start = rounded < 0 ? at + 1 : at;
+  if (rounded < 0) written[at] = MINUS;
+  const end = start + digits + (places > 0 ? 1 : 0);
+  let next = end - 1;
+  for (let left = places; left > 0; left--) {
+    const shorter = (rest / 10) | 0;
+    written[next--] = ZERO + rest - shorter * 10;
+    rest = shorter;
+  }
+  if (places > 0) written[next--] = POINT;
+  while (next >= start) {
+    const shorter = (rest / 10) | 0;
+    written[next--] = ZERO + rest - shorter * 10;
+    rest = shorter;
+  }
+  return end;
 }

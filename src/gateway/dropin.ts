@@ -98,11 +98,15 @@ export class DropIns {
   readonly #models: readonly DropInModel[];
   readonly #parts: DropInParts;
   readonly #routes: readonly Compiled[];
+  readonly #speakers: ReadonlyMap<Protocol, readonly DropInModel[]>;
 
   constructor(models: readonly DropInModel[], parts: DropInParts) {
     this.#models = models;
     this.#parts = parts;
     const spoken = new Set(models.flatMap(({ protocols }) => protocols));
+    const speakers = (protocol: Protocol): readonly DropInModel[] =>
+      models.filter(({ protocols }) => protocols.includes(protocol));
+    this.#speakers = new Map(Array.from(spoken, (protocol) => [protocol, speakers(protocol)]));
     this.#routes = [...spoken].flatMap(compile);
   }
 
@@ -178,24 +182,31 @@ export class DropIns {
     const caller = await path.admit(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
-    const alone = meant(place, this.#speakers(protocol))?.maxBatchSize === 1;
+    const alone = meant(place, this.#speakers.get(protocol)!)?.maxBatchSize === 1;
     const drafts = route.read({ names, body, limits, alone, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
-    const { inputs, parameters, drawn } = drafts;
+    const { inputs, parameters, drawn, render, pieces } = drafts;
     const inference = { model: model.name, inputs, parameters, drawn };
-    await path.run(exchange, caller, inference, (ended) => this.#render(exchange, ended, drafts, model.name));
+    // Not `drafts`: a waiting request must not hold its inputs.
+    const answer = { render, pieces };
+    await path.run(exchange, caller, inference, (ended) => this.#render(exchange, ended, answer, model.name));
   }
 
-  async #render(exchange: Exchange, ended: Ended, drafts: Drafts, model: string): Promise<void> {
+  #render(
+    exchange: Exchange,
+    ended: Ended,
+    { render, pieces }: Pick<Drafts, "render" | "pieces">,
+    model: string,
+  ): Promise<void> | void {
     if (exchange.answered) return;
-    const { path } = this.#parts;
-    const outputs = path.outputs(ended);
+    const outputs = this.#parts.path.outputs(ended);
     const headers = ["x-request-id", exchange.id, ...ended.headers];
     const request = { id: exchange.id, at: exchange.startedAt };
-    const pieces = isLarge(outputs) ? drafts.pieces?.(outputs, model, request) : undefined;
-    if (pieces === undefined) return send(exchange, drafts.render(outputs, model, request), headers);
-    await pieceLine.send(exchange, pieces.texts, [...(pieces.headers ?? []), ...headers]);
+    const large = isLarge(outputs) ? pieces?.(outputs, model, request) : undefined;
+    if (large === undefined) return send(exchange, render(outputs, model, request), headers);
+    const all = [...(large.headers ?? []), ...headers];
+    return pieceLine.send(exchange, large.texts, all).then(() => undefined);
   }
 
   async #tell(exchange: Exchange, protocol: Protocol, route: AboutRoute, place: Place): Promise<void> {
@@ -210,10 +221,6 @@ export class DropIns {
       if (known !== undefined) return send(exchange, known);
     } else if (told !== undefined) return send(exchange, told);
     throw new Refusal("NOT_FOUND", "there is no such model here");
-  }
-
-  #speakers(protocol: Protocol): readonly DropInModel[] {
-    return this.#models.filter(({ protocols }) => protocols.includes(protocol));
   }
 
   #about({ path }: AboutRoute, place: Place): ModelFacts {
@@ -235,7 +242,7 @@ export class DropIns {
   }
 
   #modelFor(protocol: Protocol, name: string | undefined): DropInModel {
-    const speakers = this.#speakers(protocol);
+    const speakers = this.#speakers.get(protocol)!;
     const model = name === undefined ? speakers[0] : speakers.find((each) => each.name === name);
     if (model !== undefined && (name !== undefined || speakers.length === 1)) return model;
     const names = speakers.map((each) => each.name).join(", ");

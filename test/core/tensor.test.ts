@@ -10,6 +10,7 @@ import {
   mayBeBinary,
   numbersText,
   readBinary,
+  singlesList,
   singleText,
   tensorText,
 } from "../../src/core/tensor.ts";
@@ -167,6 +168,7 @@ describe("a tensor as numbers", () => {
   test("a float32 is as short as it can be and comes back as the same one", () => {
     const check = (value: number): void => {
       const text = singleText(value);
+      assert.equal(singlesList(Buffer.from(Float32Array.of(value, value).buffer)), `[${text},${text}]`);
       if (!Number.isFinite(value)) return assert.equal(text, "null");
       assert.ok(Object.is(Math.fround(Number(text)), value), `${value} became ${text}`);
       const shorter = Number(value.toPrecision(Math.max(1, digitsOf(text) - 1)));
@@ -177,7 +179,8 @@ describe("a tensor as numbers", () => {
     const near = fc.float({ min: -1, max: 1, noNaN: true });
     fc.assert(fc.property(near, check), { numRuns: 5000 });
     for (const value of [
-      0.1, 1e10, 3.4028234663852886e38, 16_777_217, 1e-38, 1e-14, 123456.7, 9.67117e-10,
+      0.1, 1e-6, 1e5, 0.99999999, 1.5, -99_999.99, 1e10, 3.4028234663852886e38, 16_777_217, 1e-38, 1e-14,
+      123456.7, 9.67117e-10,
     ].map(Math.fround)) {
       check(value);
     }

@@ -6,8 +6,9 @@
  * gateway may be reconnecting, and at most what it had in flight runs for nobody. Outcomes are kept as ever.
  */
 import { randomInt } from "node:crypto";
-import { chmod, rm } from "node:fs/promises";
+import { chmod, mkdir, rm } from "node:fs/promises";
 import { createServer, type Server } from "node:net";
+import { dirname } from "node:path";
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Refusal } from "../../core/errors.ts";
 import { Table } from "../../core/table.ts";
@@ -63,17 +64,19 @@ export class RemoteServer {
     this.#listening = createServer((socket) => this.accept(socketLink(socket)));
   }
 
-  /** Replaces a socket that an earlier process left behind. */
+  /** Makes the socket's folder, which only this user may enter, and replaces a socket that an earlier process left. */
   async listen(path: string): Promise<void> {
     if (Buffer.byteLength(path) > MAX_PATH_BYTES) {
       throw new Error(
         `the socket's path is longer than ${MAX_PATH_BYTES} bytes: ${path}; choose a shorter one`,
       );
     }
+    await mkdir(dirname(path), { recursive: true, mode: 0o700 });
     await rm(path, { force: true });
     const { promise, resolve, reject } = Promise.withResolvers<void>();
     this.#listening.once("error", reject);
-    this.#listening.listen(path, resolve);
+    // Exclusive: under node:cluster the parent would listen and hand connections out.
+    this.#listening.listen({ path, exclusive: true }, resolve);
     await promise;
     await chmod(path, 0o600);
   }

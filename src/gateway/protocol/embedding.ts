@@ -4,7 +4,7 @@
  */
 import { endianness } from "node:os";
 import type { Json } from "../../core/task.ts";
-import { asSingles, readBinary, singleText } from "../../core/tensor.ts";
+import { asSingles, readBinary, singlesList } from "../../core/tensor.ts";
 import { cutFields, type Fields, isText } from "./fields.ts";
 
 const LITTLE = endianness() === "LE";
@@ -39,10 +39,7 @@ function contentOf(text: Json): string {
 /** `[0.1,…]` from either form. */
 export function asNumbers(text: Json): Json {
   if (!isText(text)) return text;
-  const bytes = Buffer.from(contentOf(text), "base64");
-  const numbers: string[] = [];
-  for (let at = 0; at + 4 <= bytes.length; at += 4) numbers.push(singleText(bytes.readFloatLE(at)));
-  return `[${numbers.join(",")}]`;
+  return singlesList(Buffer.from(contentOf(text), "base64"));
 }
 
 /** `"AACA…"` from either form. */

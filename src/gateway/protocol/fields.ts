@@ -91,7 +91,10 @@ export function withFields(body: Buffer, replaced: (name: string, text: Json) =>
   return at === 0 ? body : Buffer.from(made + text.slice(at));
 }
 
-/** All fields except `but`, plus `more`, as canonical JSON; "" if none is left. Null fields are dropped. */
+/**
+ * All fields except `but`, plus `more`, as canonical JSON; "" if none is left. Null fields are dropped. `more` is
+ * canonical and in order.
+ */
 export function parametersOf(
   fields: Fields,
   but: ReadonlySet<string>,
@@ -105,8 +108,11 @@ export function parametersOf(
     if (but.has(name.toLowerCase())) throw invalid(`write ${JSON.stringify(name)} in lower case`);
     parts.push(`${JSON.stringify(name)}:${text}`);
   }
-  for (const name in more) parts.push(`${JSON.stringify(name)}:${more[name]}`);
-  return parts.length === 0 ? "" : canonical(`{${parts.join(",")}}`);
+  const own = parts.length;
+  for (const name in more) parts.push(`"${name}":${more[name]}`);
+  if (parts.length === 0) return "";
+  const text = `{${parts.join(",")}}`;
+  return own === 0 ? text : canonical(text);
 }
 
 const NONE: ReadonlySet<string> = new Set();
@@ -167,9 +173,14 @@ export function inputsIn(text: Json, name: string, max: number): readonly Json[]
   throw invalid(`"${name}" has more than ${max} inputs; send fewer in one request`);
 }
 
-/** Whether it is a non-empty array of integers. Does not cut it: there may be a million. */
+/** What occurs in JSON arrays other than whole numbers, commas and white space: null, true, false, 1.5, -1, 1e5, … */
+const NOT_TOKENS = ['"', "{", "-", ".", "e", "E", "n"];
+
+/** Whether checked JSON is a non-empty array of whole numbers. Does not cut it: there may be a million. */
 export function isTokens(text: Json): boolean {
-  return text.startsWith("[") && /\d/.test(text) && !/[^\d\s,]/.test(text.slice(1, -1));
+  if (!text.startsWith("[") || text.indexOf("[", 1) >= 0) return false;
+  for (const mark of NOT_TOKENS) if (text.includes(mark)) return false;
+  return /\d/.test(text);
 }
 
 export function objectText(fields: Readonly<Record<string, Json | number | undefined>>): Json {
@@ -209,7 +220,9 @@ export function askWorker({ model }: ModelFacts): "worker" | undefined {
 export function inPieces(pieces: NonNullable<Drafts["pieces"]>): Pick<Drafts, "render" | "pieces"> {
   const render = (...asked: Parameters<typeof pieces>): ProtocolAnswer => {
     const { headers, texts } = pieces(...asked);
-    return { ...(headers && { headers }), body: [...texts].join("") };
+    let body = "";
+    for (const text of texts) body += text;
+    return headers === undefined ? { body } : { headers, body };
   };
   return { render, pieces };
 }

@@ -55,9 +55,9 @@ export interface Drafts {
   /** Sampled: equal inputs must not share an answer. */
   readonly drawn?: boolean;
   /** One output per input, in order. `model` is its name here. May throw a Refusal. */
-  render(outputs: readonly Json[], model: string, request?: Rendered): ProtocolAnswer;
+  readonly render: (outputs: readonly Json[], model: string, request?: Rendered) => ProtocolAnswer;
   /** The same in short steps; undefined for responses that are never large. */
-  pieces?(outputs: readonly Json[], model: string, request?: Rendered): Pieces;
+  readonly pieces?: ((outputs: readonly Json[], model: string, request?: Rendered) => Pieces) | undefined;
 }
 
 /** A JSON response generated while it is sent. May throw a Refusal until its last text. */
