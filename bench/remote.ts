@@ -184,14 +184,14 @@ function plainGateway(send: (message: ToCore) => void): [Transport, (message: To
   return [transport, received];
 }
 
-function lines<Message>(socket: Socket, received: (message: Message) => void): (message: object) => void {
+function lines(socket: Socket, received: (message: ToCore & ToGateway) => void): (message: object) => void {
   let rest = "";
   socket.on("error", () => {}); // its process was ended
   socket.setEncoding("utf8");
   socket.on("data", (text: string) => {
     const found = (rest + text).split("\n");
     rest = found.pop()!;
-    for (const line of found) received(JSON.parse(line) as Message);
+    for (const line of found) received(JSON.parse(line) as ToCore & ToGateway);
   });
   return (message) => void socket.write(`${JSON.stringify(message)}\n`);
 }
@@ -207,7 +207,7 @@ async function core(kind: Kind, path: string): Promise<void> {
   if (kind === "remote") await remoteCore(path);
   if (kind === "lines") {
     const server = createServer((socket) => {
-      const send = lines<ToCore>(socket, (message) => plain(message));
+      const send = lines(socket, (message) => plain(message));
       plain = plainCore(send);
     });
     server.listen(path);
@@ -222,7 +222,7 @@ async function transportTo(kind: Kind, path: string, child: ChildProcess): Promi
   if (kind === "lines") {
     const socket = connect(path);
     const [transport, received] = plainGateway((message) => send(message));
-    const send = lines<ToGateway>(socket, received);
+    const send = lines(socket, received);
     return transport;
   }
   const [transport, received] = plainGateway((message) => child.send(message));
