@@ -33,9 +33,23 @@ export interface Clock {
 
 const GRAIN_MS = 1;
 
+function machineMs(): number {
+  return Number(process.hrtime.bigint()) / 1e6;
+}
+
 export class SystemClock implements Clock {
-  readonly #origin = performance.timeOrigin;
+  readonly #origin: number;
   #fine: FineTimer | undefined;
+
+  /** `epoch`: of another process's clock on this machine, with which this one then agrees. */
+  constructor(epoch?: number) {
+    this.#origin = epoch === undefined ? performance.timeOrigin : epoch + machineMs() - performance.now();
+  }
+
+  /** Unix time when the machine's monotonic clock, which all its processes share, was 0. */
+  get epoch(): number {
+    return this.now() - machineMs();
+  }
 
   now(): number {
     return this.#origin + performance.now();

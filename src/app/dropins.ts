@@ -105,7 +105,9 @@ function workerNameOf({ backend }: ModelConfig): string | undefined {
 }
 
 /** Its workers are reachable by HTTP from here, and speak the clients' protocol. */
-function isReachable(model: ModelConfig): model is ModelConfig & { readonly backend: HttpBackendConfig } {
+export function isReachable(
+  model: ModelConfig,
+): model is ModelConfig & { readonly backend: HttpBackendConfig } {
   const { backend, passthrough } = model;
   return backend.kind === "http" && (passthrough || backend.protocol !== "batch");
 }

@@ -3,7 +3,7 @@ import { randomBytes, randomInt } from "node:crypto";
 import type { Clock } from "./clock.ts";
 import type { Config, MemoryEngineConfig, ModelConfig, RedisEngineConfig } from "./config/config.ts";
 import { HOMES } from "../core/home.ts";
-import type { Engine, EngineLimits } from "../engine/engine.ts";
+import type { Engine, EngineLimits, TaskStore } from "../engine/engine.ts";
 import { openJournal } from "../engine/memory/journal.ts";
 import { MemoryEngine } from "../engine/memory/engine.ts";
 import { RedisEngine } from "../engine/redis/engine.ts";
@@ -35,15 +35,20 @@ export interface Shared {
   reachable(): boolean;
 }
 
-export interface Opened {
-  readonly engine: Engine;
+/** What a gateway needs of the store of tasks. */
+export interface OpenedStore {
+  readonly engine: TaskStore;
   /** Accepted tasks survive this process. */
   readonly durable: boolean;
   /** False while the journal cannot be written. */
   readonly writable: () => boolean;
+  readonly shared?: Shared;
+}
+
+export interface Opened extends OpenedStore {
+  readonly engine: Engine;
   /** Resolves when this process can never store tasks again and must be restarted. */
   readonly lost?: Promise<void>;
-  readonly shared?: Shared;
   close(): Promise<void>;
 }
 

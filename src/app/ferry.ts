@@ -1,25 +1,39 @@
 /** Wires all parts: starts them in order, stops them in reverse; `change` prepares what can fail, then commits. */
-import { randomUUID } from "node:crypto";
+import { randomBytes, randomUUID } from "node:crypto";
+import { rm } from "node:fs/promises";
+import { dirname } from "node:path";
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { ServeTotals as Done } from "../cli/terminal/banner.ts";
 import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
 import { type EdgeTls, MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
-import { type Clock, SystemClock } from "./clock.ts";
+import { type Alarm, type Clock, SystemClock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
+import { connectLink } from "../engine/remote/channel.ts";
+import { RemoteEngine } from "../engine/remote/engine.ts";
+import { RemoteServer } from "../engine/remote/server.ts";
 import { Reaper } from "../dispatch/reaper.ts";
-import { limitsOf, type Opened, openEngine, type Shared } from "./engines.ts";
+import { limitsOf, type Opened, type OpenedStore, openEngine, type Shared } from "./engines.ts";
 import { beatMsFor, Membership } from "../workers/fleet/membership.ts";
 import { FleetOutlook } from "../workers/fleet/outlook.ts";
 import { FleetDemand } from "../workers/fleet/demand.ts";
-import { forwards, knownWorkers } from "./dropins.ts";
+import { forwards, isReachable, knownWorkers } from "./dropins.ts";
 import { Gates } from "./gates.ts";
 import { PublicApi } from "./public-api.ts";
+import { formatAddress } from "./port-holder.ts";
+import {
+  type CoreStatus,
+  CoreView,
+  noteText,
+  type Part,
+  readNote,
+  STATUS_MS,
+} from "./processes/core-link.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
 import { tuneHeap } from "./heap.ts";
@@ -31,10 +45,12 @@ import { Operator } from "../workers/operator.ts";
 import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
-import { logEvents } from "../observe/log.ts";
+import { type LogLevel, logEvents } from "../observe/log.ts";
+import { EventRelay, replayEvents } from "../observe/relay.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
-import { Vault } from "../workers/backend/vault.ts";
+import type { KnownWorker } from "../workers/backend/passthrough.ts";
+import { Vault, type VaultRules } from "../workers/backend/vault.ts";
 import { version } from "./version.ts";
 import { liveConfig, ofFleet, rulesOf, vaultRules } from "./rules.ts";
 
@@ -43,8 +59,9 @@ export async function startFerry(
   clock: Clock = new SystemClock(),
   role: Role = "all",
   log = (line: string): void => void process.stderr.write(line),
+  part?: Part,
 ): Promise<Ferry> {
-  const ferry = new Ferry(config, clock, role, log);
+  const ferry = new Ferry(config, clock, role, log, part);
   try {
     await ferry.start();
     tuneHeap();
@@ -56,6 +73,8 @@ export async function startFerry(
 }
 
 const LAST_WORDS_MS = 500;
+/** What a gateway process counts is counted in the core. */
+const NOTHING_DONE: Done = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, queued: 0, running: 0 };
 
 export class Ferry {
   readonly events = new Events();
@@ -65,6 +84,8 @@ export class Ferry {
   readonly #live: Config;
   readonly #clock: Clock;
   readonly #role: Role;
+  /** Undefined: this process is all of it. */
+  readonly #part: Part | undefined;
   readonly #log: (line: string) => void;
   #endLog: () => void;
   readonly #tally: Tally;
@@ -73,10 +94,14 @@ export class Ferry {
   readonly #orders = new Orders();
   readonly #prospects = new Map<string, Prospects>();
   readonly #vaults = new Map<string, Vault>();
+  readonly #vaultKey = randomBytes(32);
   /** Cleanups in start order; run in reverse. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
   #gates: Gates | undefined;
+  /** In a gateway process: the way to the core. In the core: its gateways. */
+  #toCore: { readonly engine: RemoteEngine; readonly view: CoreView } | undefined;
+  #gateways: RemoteServer | undefined;
   #publicApi: PublicApi | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
@@ -91,17 +116,18 @@ export class Ferry {
   /** Rereads the config on an operator's request; undefined without a file. */
   onReload: (() => Promise<Reloaded>) | undefined;
 
-  constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void) {
-    this.#config = config;
+  constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void, part?: Part) {
+    this.#part = part;
+    this.#config = this.#ours(config);
     this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
-    this.#role = role;
+    this.#role = part?.kind === "gateway" ? "gateway" : role;
     this.#log = log;
     const { telemetry } = config;
     this.#tally = new Tally(this.events, clock, () => this.#config.models.map(({ name }) => name));
     this.#tracing = tracingOf(telemetry, process.env);
-    this.#endLog = logEvents(this.events, clock, telemetry.logLevel, log);
+    this.#endLog = logEvents(this.events, clock, this.#logLevel(config), log);
     this.#pool = new WorkerPool({
       clock,
       events: this.events,
@@ -124,7 +150,9 @@ export class Ferry {
   }
 
   get apiUrl(): string {
-    return this.#publicApi?.apiUrl ?? "";
+    if (this.#part?.kind !== "core") return this.#publicApi?.apiUrl ?? "";
+    const { listen, tls } = this.#config;
+    return `${tls === undefined ? "http" : "https"}://${formatAddress(listen)}`;
   }
 
   get grpcUrl(): string {
@@ -135,6 +163,10 @@ export class Ferry {
     const config = this.#config;
     const runs = this.#role !== "gateway";
     await this.#openTls();
+    if (this.#part?.kind === "gateway") {
+      await this.#reachCore(this.#part);
+      if (config.engine.kind === "memory") return this.#openPublicApi(this.#coreAsEngine());
+    }
     // Fail on an unusable store before loading models, which may take minutes.
     const early = config.engine.kind === "redis" ? await this.#openEngine() : undefined;
     this.#undo.push(() => this.#pool.stopBackends());
@@ -150,10 +182,11 @@ export class Ferry {
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
     await this.#pool.follow();
-    await this.#openAdmin(opened);
+    if (this.#part?.kind !== "gateway") await this.#openAdmin(opened);
     if (this.#role === "batcher") return;
     this.#openGates(opened);
-    await this.#openPublicApi(opened);
+    if (this.#part?.kind === "core") await this.#openCore(this.#part, opened);
+    else await this.#openPublicApi(opened);
   }
 
   /** All of a config, or rejects with one line. Settings that need a restart (`app/config/diff.ts`) are ignored. */
@@ -163,7 +196,8 @@ export class Ferry {
   }
 
   /** One at a time: the next after a commit or abandon. */
-  async prepare(next: Config): Promise<Change> {
+  async prepare(written: Config): Promise<Change> {
+    const next = this.#ours(written);
     const steps = [
       ...(this.#tls === undefined ? [] : [() => this.#tls!.certificates.prepare()]),
       ...(this.#role === "gateway" ? [] : [() => this.#pool.prepare(next)]),
@@ -183,11 +217,10 @@ export class Ferry {
     for (const each of prepared) each.commit();
     this.#look();
     this.#gates?.follow(next);
-    this.#scaling!.wake();
-    const { logLevel } = next.telemetry;
-    if (logLevel !== last.telemetry.logLevel) {
+    this.#scaling?.wake();
+    if (next.telemetry.logLevel !== last.telemetry.logLevel) {
       this.#endLog();
-      this.#endLog = logEvents(this.events, this.#clock, logLevel, this.#log);
+      this.#endLog = logEvents(this.events, this.#clock, this.#logLevel(next), this.#log);
     }
     this.events.emit("reloaded", {});
   }
@@ -222,7 +255,8 @@ export class Ferry {
   /** Fail on an unusable certificate before loading models. */
   async #openTls(): Promise<void> {
     const { tls, admin } = this.#config;
-    if (tls === undefined || (this.#role === "batcher" && !admin.tls)) return;
+    const serves = this.#role !== "batcher" && this.#part?.kind !== "core";
+    if (tls === undefined || (!serves && !admin.tls)) return;
     const certificates = new Certificates("tls", tls, CERTIFICATE_RELOAD_MS, this.#clock, this.events);
     this.#undo.push(() => certificates.stop());
     await certificates.start();
@@ -271,6 +305,7 @@ export class Ferry {
     if (lingerMs > 0) await this.#publicApi?.linger(Math.min(lingerMs, drainMs / 2));
     this.#publicApi?.refuse();
     await this.#publicApi?.drain();
+    await this.#gateways?.whenEmpty();
     this.#membership?.drain();
     await Promise.all([this.#pool.drain(), this.#opened?.shared?.engine.drain()]);
   }
@@ -286,10 +321,12 @@ export class Ferry {
   }
 
   tally(): Done {
+    const queued = this.#publicApi?.waiting ?? 0;
+    if (this.#part?.kind === "gateway") return { ...NOTHING_DONE, queued };
     const { requests, batches, tasks, calls, lost } = this.#tally;
     const slots = this.#pool.dispatchers.flatMap(({ workers }) => workers.slots);
     const running = slots.filter(({ batch }) => batch).length;
-    return { requests, batches, tasks, calls, lost, queued: this.#publicApi?.waiting ?? 0, running };
+    return { requests, batches, tasks, calls, lost, queued, running };
   }
 
   async #stop(): Promise<void> {
@@ -317,7 +354,8 @@ export class Ferry {
   #vault(model: ModelConfig): Vault | undefined {
     if (!forwards(model)) return undefined;
     const { name } = model;
-    const vault = this.#vaults.get(name) ?? new Vault(() => vaultRules(this.#config, name), this.#clock);
+    const rules = (): VaultRules => vaultRules(this.#config, name);
+    const vault = this.#vaults.get(name) ?? new Vault(rules, this.#clock, this.#vaultKey);
     this.#vaults.set(name, vault);
     return vault;
   }
@@ -388,7 +426,110 @@ export class Ferry {
     if (this.#membership !== undefined) this.#membership.doors = (now) => gates.admitted(now);
   }
 
-  async #openPublicApi(opened: Opened): Promise<void> {
+  /** The core logs the requests of its gateways. */
+  #logLevel({ telemetry: { logLevel } }: Config): LogLevel {
+    return this.#part?.kind === "gateway" && logLevel === "debug" ? "info" : logLevel;
+  }
+
+  /** Of the bounds that hold for all gateways together, a gateway has its share. */
+  #ours(config: Config): Config {
+    if (this.#part?.kind !== "gateway") return config;
+    const { gateways } = this.#part;
+    const { maxConnections, maxPassthrough } = config.limits;
+    const share = (whole: number): number => Math.ceil(whole / gateways);
+    const limits = {
+      ...config.limits,
+      maxConnections: share(maxConnections),
+      maxPassthrough: share(maxPassthrough),
+    };
+    return { ...config, limits };
+  }
+
+  async #reachCore({ socket }: Part): Promise<void> {
+    const { engine: settings } = this.#config;
+    const engine = new RemoteEngine({
+      connect: () => connectLink(socket),
+      clock: this.#clock,
+      events: this.events,
+      limits: () => this.#limits,
+      copied: settings.kind === "memory" && settings.dataDir !== undefined,
+      version: version(),
+    });
+    this.#toCore = { engine, view: new CoreView(engine) };
+    const relay = new EventRelay(this.events, this.#clock, (text) => {
+      if (engine.connected) engine.tell(noteText({ is: "events", text }));
+      return engine.connected;
+    });
+    this.#undo.push(async () => {
+      relay.close();
+      await engine.close();
+    });
+    await engine.open();
+  }
+
+  #coreAsEngine(): OpenedStore {
+    const { engine, view } = this.#toCore!;
+    const durable = this.#config.engine.kind === "redis" || this.#config.engine.dataDir !== undefined;
+    return { engine, durable, writable: () => view.writable };
+  }
+
+  async #openCore({ socket }: Part, { engine, writable }: Opened): Promise<void> {
+    const server = new RemoteServer({
+      engine,
+      clock: this.#clock,
+      events: this.events,
+      version: version(),
+      put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
+      status: () => JSON.stringify(this.#status(writable())),
+      told: (_, text) => this.#told(text),
+    });
+    this.#gateways = server;
+    const publish = (): void => server.publish();
+    for (const event of ["worker.changed", "reloaded"] as const) this.events.on(event, publish);
+    let alarm: Alarm;
+    const again = (): void => {
+      publish();
+      alarm = this.#clock.at(this.#clock.now() + STATUS_MS, again);
+    };
+    again();
+    this.#undo.push(async () => {
+      alarm.cancel();
+      await server.close();
+      await rm(dirname(socket), { recursive: true, force: true });
+    });
+    await server.listen(socket);
+  }
+
+  #status(writable: boolean): CoreStatus {
+    const { models } = this.#config;
+    const workers = models.filter(isReachable).map(({ name }) => [name, this.#workers(name) ?? []] as const);
+    return {
+      writable,
+      healthy: models.map(({ name }) => name).filter((name) => this.#healthy(name)),
+      workers: Object.fromEntries(workers),
+      vaultKey: this.#vaultKey.toString("base64"),
+    };
+  }
+
+  #told(text: string): void {
+    const note = readNote(text);
+    if (note?.is === "events") replayEvents(note.text, this.events);
+    if (note?.is !== "credential") return;
+    const model = this.#config.models.find(({ name }) => name === note.model);
+    if (model !== undefined) this.#vault(model)?.keep(note.header);
+  }
+
+  #healthy(model: string): boolean {
+    return (this.#prospects.get(model)?.horizon(this.#clock.now()).healthy ?? 0) > 0;
+  }
+
+  #workers(model: string): readonly KnownWorker[] | undefined {
+    const dispatcher = this.#pool.dispatcher(model);
+    return dispatcher && knownWorkers(dispatcher, this.#clock.now());
+  }
+
+  async #openPublicApi(opened: OpenedStore): Promise<void> {
+    const core = this.#config.engine.kind === "memory" ? this.#toCore : undefined;
     const api = new PublicApi(this.#config, {
       role: this.#role,
       clock: this.#clock,
@@ -396,13 +537,10 @@ export class Ferry {
       opened,
       tls: this.#tls,
       tracing: this.#tracing,
-      put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
-      healthy: (model) => (this.#prospects.get(model)?.horizon(this.#clock.now()).healthy ?? 0) > 0,
-      workers: (model) => {
-        const dispatcher = this.#pool.dispatcher(model);
-        return dispatcher && knownWorkers(dispatcher, this.#clock.now());
-      },
-      vault: (model) => this.#vault(model),
+      put: (task, sharing, ofMany) => (core?.engine ?? this.#gates!).put(task, sharing, ofMany),
+      healthy: (model) => core?.view.healthy(model) ?? this.#healthy(model),
+      workers: (model) => (core === undefined ? this.#workers(model) : core.view.workers(model)),
+      vault: (model) => (core && forwards(model) ? core.view.vault(model.name) : this.#vault(model)),
       draining: () => this.#draining,
       random: Math.random,
     });

@@ -19,15 +19,13 @@ export function explainStart(error: unknown, config: Config): string {
   const cause = listenError(failure) ?? listenError(failure.cause);
   if (cause?.port === undefined) return printable(failure.message);
   const { listen, grpc, admin } = config;
-  const [setting, { host, port }] =
+  const [setting, { host }] =
     cause.port === listen.port
       ? (["listen", listen] as const)
       : cause.port === grpc.listen?.port
         ? (["grpc.listen", grpc.listen] as const)
         : (["admin.listen", admin.listen] as const);
-  // Each of several processes has its own admin port, from this one up.
-  const nth = setting === "admin.listen" && port !== 0 ? cause.port - port : 0;
-  const start = `${setting} ${formatAddress({ host, port: cause.port })}${nth > 0 ? ` of process ${nth + 1}` : ""}`;
+  const start = `${setting} ${formatAddress({ host, port: cause.port })}`;
   if (cause.code === "EACCES") return `${start}: ports below 1024 need extra rights; choose a higher one`;
   if (cause.code === "EADDRNOTAVAIL") return `${start}: this machine has no such address; change ${setting}`;
   const holder = portHolder(cause.port);
@@ -47,7 +45,7 @@ function listenError(error: unknown): ListenError | undefined {
   return code === "EADDRINUSE" || code === "EACCES" || code === "EADDRNOTAVAIL" ? error : undefined;
 }
 
-function formatAddress({ host, port }: Address): string {
+export function formatAddress({ host, port }: Address): string {
   return host.includes(":") ? `[${host}]:${port}` : `${host}:${port}`;
 }
 

@@ -8,7 +8,6 @@
 import { randomInt } from "node:crypto";
 import { Admission, type AdmissionRules } from "../gateway/admission/admission.ts";
 import type { KnownWorker } from "../workers/backend/passthrough.ts";
-import type { Vault } from "../workers/backend/vault.ts";
 import type { Clock } from "./clock.ts";
 import type { Config, ModelConfig, Role } from "./config/config.ts";
 import { isLoopback } from "./config/check.ts";
@@ -17,7 +16,7 @@ import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
 import type { Prepared } from "../workers/pool.ts";
 import { hasTensorWorkers, openDropIns, type OpenDropIns, speaksTensors, spokenBy } from "./dropins.ts";
-import type { Opened } from "./engines.ts";
+import type { OpenedStore } from "./engines.ts";
 import { ClientBytes } from "../gateway/client-request.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
 import { GrpcListener, type GrpcModel, MAX_CALLS } from "../gateway/grpc.ts";
@@ -39,14 +38,14 @@ export interface PublicApiParts {
   readonly role: Role;
   readonly clock: Clock;
   readonly events: Events;
-  readonly opened: Opened;
+  readonly opened: OpenedStore;
   readonly tls: EdgeTls | undefined;
   readonly tracing: Tracing | undefined;
   readonly put: RequestPathParts["put"];
   readonly healthy: (model: string) => boolean;
   /** Current workers; undefined where they are not known. */
   readonly workers: (model: string) => readonly KnownWorker[] | undefined;
-  readonly vault: (model: ModelConfig) => Vault | undefined;
+  readonly vault: (model: ModelConfig) => ModelRoute["vault"];
   readonly draining: () => boolean;
   readonly random: () => number;
 }

@@ -7,7 +7,7 @@
  * it was draining.
  */
 import cluster from "node:cluster";
-import type { Config, Role } from "../app/config/config.ts";
+import type { Clock } from "../app/clock.ts";
 import type { ProcessOrder, Word } from "../app/processes/processes.ts";
 import type { Reloaded } from "../app/reload.ts";
 import { ChildChanges } from "../app/processes/changes.ts";
@@ -32,13 +32,12 @@ export interface Parent {
 
 export async function serveChild(
   console: Console,
-  parts: Omit<ServeParts, "signals">,
+  parts: Omit<ServeParts, "signals" | "clock"> & { clockOf(epoch: number): Clock },
   parent: Parent,
 ): Promise<number> {
-  const begin = Promise.withResolvers<{ config: Config; role: Role }>();
+  const begin = Promise.withResolvers<Extract<ProcessOrder, { is: "begin" }>>();
   const signals = new ParentSignals(parent);
   let ferry: Served | undefined;
-  const changes = new ChildChanges(parent, parts.clock);
   const asking: ((outcome: Reloaded) => void)[] = [];
   parent.onOrder((order) => {
     if (order.is === "begin") begin.resolve(order);
@@ -48,9 +47,11 @@ export async function serveChild(
     else if (order.is === "commit" || order.is === "abandon") changes.decide(order.round, order.is);
     else void Promise.resolve(ferry!.tally()).then((tally) => parent.tell({ is: "tally", tally }));
   });
-  const { config, role } = await begin.promise;
-  const start: ServeParts["start"] = async (...words) => {
-    ferry = await parts.start(...words);
+  const { config, role, part, epoch } = await begin.promise;
+  const clock = parts.clockOf(epoch);
+  const changes = new ChildChanges(parent, clock);
+  const start: ServeParts["start"] = async (...[given, time, as, log]) => {
+    ferry = await parts.start(given, time, as, log, part);
     // The parent has the file, and reloads all processes.
     ferry.onReload = () =>
       new Promise((resolve) => {
@@ -68,7 +69,7 @@ export async function serveChild(
   };
   try {
     const wishes = { role, noColor: true, voice };
-    const code = await runServe(config, [], console, { ...parts, start, signals }, wishes);
+    const code = await runServe(config, [], console, { ...parts, clock, start, signals }, wishes);
     await last;
     return code;
   } catch (error) {

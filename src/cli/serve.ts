@@ -9,7 +9,8 @@
  * Output is text on a terminal or with `--pretty`, else JSON.
  *
  * `--role` splits the work over processes that share tasks through Redis: a gateway takes requests, a batcher runs
- * them. `--processes N` starts N processes behind one port (`processes/`), which start, drain and end together.
+ * them. `--processes N` starts N gateway processes and one core process (`app/processes`), with Redis and without; they
+ * start, drain and end together.
  */
 import { spawn } from "node:child_process";
 import { closeSync, openSync } from "node:fs";
@@ -30,6 +31,8 @@ import { SystemClock, type Clock } from "../app/clock.ts";
 import type { Config, Problem, Role } from "../app/config/config.ts";
 import { formatProblems, type Loaded } from "../app/config/load.ts";
 import { explainStart } from "../app/port-holder.ts";
+import { fittingProcesses } from "../app/processes/fitting.ts";
+import type { Part } from "../app/processes/core-link.ts";
 import type { Killed } from "./demo/demo.ts";
 import { type Change, type Reloaded, Reloader } from "../app/reload.ts";
 import { didYouMean } from "../app/config/spelling.ts";
@@ -44,8 +47,8 @@ export interface Served {
   readonly apiUrl: string;
   readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
-  /** With several processes: each one's; the first is `adminUrl`. */
-  readonly adminUrls?: readonly string[];
+  /** Gateway processes, if there are several. */
+  readonly processes?: number;
   /** Of an accepted task; undefined: as configured. */
   readonly durability?: Durability | undefined;
   readonly demo?: { kill(forMs: number): Killed | undefined } | undefined;
@@ -77,7 +80,7 @@ export interface Signals {
 
 export interface ServeParts {
   /** `log` gets whole lines of JSON. */
-  start(config: Config, clock: Clock, role: Role, log: (line: string) => void): Promise<Served>;
+  start(config: Config, clock: Clock, role: Role, log: (line: string) => void, part?: Part): Promise<Served>;
   readonly clock: Clock;
   readonly signals: Signals;
   onHangup?(listener: () => void): void;
@@ -88,7 +91,7 @@ export interface ServeParts {
   readonly openPage: (url: string) => void;
 }
 
-/** More on one machine would only contend for CPU and Redis. */
+/** More gateways than this have more than one core process can serve. */
 const MAX_PROCESSES = 64;
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
@@ -97,10 +100,7 @@ export const serve: Command = {
   usage: "serve [-c FILE] [--role ROLE] [--processes N] [--pretty]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
-    {
-      line: "ferry serve -c ferry.yaml --role batcher",
-      doc: "your models, one part of several on one Redis",
-    },
+    { line: "ferry serve -c ferry.yaml --processes auto", doc: "your models, on as many cores as fit" },
   ],
   flags: {
     config: configFlag,
@@ -112,7 +112,7 @@ export const serve: Command = {
     processes: {
       type: "string",
       value: "N",
-      doc: "with engine.kind redis: so many processes behind one port, or auto: one for each core; default 1",
+      doc: "gateway processes behind one port, beside one core process; auto: as fits the cores; default 1, all in one",
     },
     pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },
@@ -124,21 +124,23 @@ async function run(call: Call, console: Console): Promise<number> {
   expectNoWords(call);
   const role = parseRole(call.text("role") ?? "all");
   const processes = parseProcesses(call.text("processes") ?? "1");
+  const clock = new SystemClock();
   const parts = {
-    clock: new SystemClock(),
     uptimeMs: () => process.uptime() * 1000,
     openPage: (url: string) => openPage(url, console.env),
   };
   if (call.text("processes") !== undefined) {
     const { clusterParent, serveChild } = await import("./serve-child.ts");
     const parent = clusterParent();
-    if (parent !== undefined) return serveChild(console, { ...parts, start: await startOne() }, parent);
+    const clockOf = (epoch: number): Clock => new SystemClock(epoch);
+    if (parent !== undefined)
+      return serveChild(console, { ...parts, clockOf, start: await startOne() }, parent);
   }
   const chosen = chooseConfig(call, console, "nothing was started");
   if (chosen === undefined) return 1;
   checkRole(role, chosen.config);
-  if (call.text("processes") !== undefined) checkProcesses(call.text("processes")!, chosen.config);
-  const start = processes === 1 ? await startOne() : await startSeveral(processes);
+  const several = processes > 1 && takesRequests(role);
+  const start = several ? await startSeveral(processes, clock.epoch) : await startOne();
   const signals: Signals = {
     on: (signal, listener) => process.on(signal, listener),
     off: (signal, listener) => process.off(signal, listener),
@@ -152,7 +154,7 @@ async function run(call: Call, console: Console): Promise<number> {
     chosen.config,
     chosen.warnings,
     console,
-    { ...parts, start, signals, onHangup, terminalGone, load },
+    { ...parts, clock, start, signals, onHangup, terminalGone, load },
     wishes,
   );
 }
@@ -162,12 +164,12 @@ async function startOne(): Promise<ServeParts["start"]> {
   return (await import("../app/ferry.ts")).startFerry;
 }
 
-async function startSeveral(count: number): Promise<ServeParts["start"]> {
+async function startSeveral(count: number, epoch: number): Promise<ServeParts["start"]> {
   const { startProcesses } = await import("../app/processes/processes.ts");
   const { forker } = await import("../app/processes/life.ts");
   return (config, clock, role, log) => {
     const fork = forker(["serve", "--processes", String(count)], clock);
-    return startProcesses(count, config, role, { clock, fork, log });
+    return startProcesses(count, config, role, { clock, epoch, fork, log });
   };
 }
 
@@ -188,7 +190,7 @@ function checkRole(role: Role, { engine }: Config): void {
 }
 
 function parseProcesses(written: string): number {
-  if (written === "auto") return Math.min(MAX_PROCESSES, availableParallelism());
+  if (written === "auto") return fittingProcesses(availableParallelism());
   const count = /^\d{1,4}$/.test(written) ? Number(written) : 0;
   if (count >= 1 && count <= MAX_PROCESSES) return count;
   throw new UsageError(
@@ -196,13 +198,9 @@ function parseProcesses(written: string): number {
   );
 }
 
-/** Also for `auto` on one core, so that a command works alike on every machine. */
-function checkProcesses(written: string, { engine }: Config): void {
-  if (written === "1" || engine.kind === "redis") return;
-  throw new Failure(
-    `--processes ${written} needs engine.kind redis: processes cannot share the memory of one; ` +
-      `set engine: { kind: redis, url: redis://HOST:6379 }, or leave --processes out`,
-  );
+/** A batcher has no gateways: it is one process, whatever the number. */
+function takesRequests(role: Role): boolean {
+  return role !== "batcher";
 }
 
 /** Messages to the person or program that started Ferry, once each. */
@@ -257,7 +255,7 @@ export async function runServe(
     apiUrl: ferry.apiUrl,
     grpcUrl: ferry.grpcUrl,
     adminUrl: ferry.adminUrl,
-    adminUrls: ferry.adminUrls,
+    processes: ferry.processes,
     durability: ferry.durability,
     startMs: parts.uptimeMs(),
     keys: keys !== undefined,

@@ -6,12 +6,13 @@
  * bodies are streamed both ways (`inflow`, `relay`).
  */
 import { isUtf8 } from "node:buffer";
-import type { IncomingMessage, ServerResponse } from "node:http";
+import { type IncomingMessage, ServerResponse } from "node:http";
 import { Readable, type Writable } from "node:stream";
 import { Refusal } from "../core/errors.ts";
 import { newId } from "../engine/ids.ts";
 import { CLIENT_LEFT } from "../observe/events.ts";
 import { type ClientBytes, ClientRequest } from "./client-request.ts";
+import { DirectConnection } from "./direct.ts";
 import { JSON_TYPE, quotaHeaders } from "./reply.ts";
 
 const JSON_ONLY = ["application/json"];
@@ -55,26 +56,35 @@ export interface Relay {
 export class Exchange extends ClientRequest {
   readonly path: string;
   readonly query: string;
-  readonly #response: ServerResponse;
+  /** Undefined while the request is direct (`direct.ts`). */
+  #response: ServerResponse | undefined;
+  readonly #direct: DirectConnection<Exchange> | undefined;
+  #collects: boolean; // the body of a direct request comes in one piece, into `#head`
+  /** Reads the body once it is complete, or a stream. */
+  #reader: (() => void) | undefined;
+  #written = false; // the direct response is with the socket
+  #isTaken = false; // the kernel has the direct response
   readonly #limits: ExchangeLimits;
   readonly #failed: Failed;
   #broken = false;
   mayContinue = false;
   /** Set while draining: the connection closes after this response. */
   last = false;
-  /** Body bytes read to detect its type. */
-  #head = NOTHING;
+  /** Body bytes read to detect its type; the whole body of a direct request. */
+  #head: Buffer = NOTHING;
   errorShape: ErrorShape | undefined = undefined;
 
   constructor(
     request: IncomingMessage,
-    response: ServerResponse,
+    response: ServerResponse | DirectConnection<Exchange>,
     limits: ExchangeLimits,
     now: number,
     failed: Failed,
   ) {
     super(request, now, limits.bytes);
-    this.#response = response;
+    this.#collects = response instanceof DirectConnection;
+    if (response instanceof DirectConnection) this.#direct = response;
+    else this.#response = response;
     this.#limits = limits;
     this.#failed = failed;
     const url = originForm(request.url!, request.headers.host);
@@ -87,7 +97,7 @@ export class Exchange extends ClientRequest {
   #before: Exchange | undefined;
 
   after(other: Exchange | undefined): void {
-    if (other !== undefined && !other.#response.writableFinished) this.#before = other;
+    if (other !== undefined && !other.#finished) this.#before = other;
   }
 
   /** Read and unanswered, itself or one before it: anything written now would be taken for that response. */
@@ -98,12 +108,16 @@ export class Exchange extends ClientRequest {
   }
 
   get #waits(): boolean {
-    return this.request.complete && !this.#response.writableFinished;
+    return this.request.complete && !this.#finished;
+  }
+
+  get #finished(): boolean {
+    return this.#response === undefined ? this.#isTaken : this.#response.writableFinished;
   }
 
   /** True also once the client has left. */
   get answered(): boolean {
-    return this.#response.writableEnded || this.left;
+    return this.#written || this.#response?.writableEnded === true || this.left;
   }
 
   closed(): void {
@@ -123,8 +137,54 @@ export class Exchange extends ClientRequest {
    * a stream that the client has reset.
    */
   get #taken(): boolean {
-    const response = this.#response as ServerResponse & { stream?: Writable };
+    const response: (ServerResponse & { stream?: Writable }) | undefined = this.#response;
+    if (response === undefined) return this.#isTaken;
     return response.writableEnded && (response.stream ?? response).writableFinished;
+  }
+
+  /** Node's response: a direct request is handed over to get one. After the connection has closed, one that goes nowhere. */
+  get #node(): ServerResponse {
+    if (this.#response === undefined) this.#direct!.handOver();
+    return (this.#response ??= new ServerResponse(this.request));
+  }
+
+  /** For `DirectConnection`. */
+  handedOver(response: ServerResponse): void {
+    this.#response = response;
+    this.#streamBody();
+  }
+
+  /** For `DirectConnection`. A body in one piece is complete and never counts as held. */
+  received(piece: Buffer | null): void {
+    if (piece === null) return this.#goOn();
+    if (piece.length === Number(this.header("content-length"))) this.#head = piece;
+    else {
+      this.#streamBody();
+      this.request.push(piece);
+    }
+  }
+
+  /** For `DirectConnection`. */
+  taken(): void {
+    this.#isTaken = true;
+  }
+
+  #goOn(): void {
+    const reader = this.#reader;
+    this.#reader = undefined;
+    reader?.();
+  }
+
+  /** From here on the body comes through Node's stream. */
+  #streamBody(): void {
+    if (!this.#collects) return;
+    this.#collects = false;
+    const { request } = this;
+    Reflect.deleteProperty(request, "push");
+    if (this.#head.length > 0) request.push(this.#head);
+    this.#head = NOTHING;
+    if (request.complete) request.push(null);
+    this.#goOn();
   }
 
   /** For errors that no promise carries to the handler's caller. */
@@ -153,7 +213,7 @@ export class Exchange extends ClientRequest {
   }
 
   #mayGoOn(): void {
-    if (this.mayContinue) this.#response.writeContinue();
+    if (this.mayContinue) this.#node.writeContinue();
     this.mayContinue = false;
   }
 
@@ -183,6 +243,8 @@ export class Exchange extends ClientRequest {
 
   inflow(): Inflow {
     const { maxBodyBytes: maxBytes } = this.#limits;
+    // Node tells when the client leaves.
+    void this.#node;
     const rules = { maxBytes, begin: () => this.#mayGoOn(), tooLarge: () => this.#tooLarge() };
     return new Inflow(this.request, rules, this.#head);
   }
@@ -195,6 +257,12 @@ export class Exchange extends ClientRequest {
     streamed?: () => void,
   ): void {
     const { request } = this;
+    if (this.#collects && streamed === undefined) {
+      if (request.complete) this.#use(this.#head, read, use);
+      else this.#reader = () => this.#read(maxBodyBytes, read, use);
+      return;
+    }
+    this.#streamBody();
     // Over HTTP/1.1 a body in one chunk is complete and never held. Over HTTP/2 the end is a separate frame.
     const wholeAt = request.httpVersionMajor === 1 ? Number(this.header("content-length")) : undefined;
     const chunks: Buffer[] = [];
@@ -229,16 +297,21 @@ export class Exchange extends ClientRequest {
       this.releaseBody();
       // Over HTTP/2 an aborted stream ends like any other.
       if (request.aborted || refused) return;
-      try {
-        const body = read(chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks));
-        // This closure lives as long as the request; release the bytes now.
-        chunks.length = 0;
-        use(body);
-      } catch (error) {
-        this.failed(error);
-      }
+      const body = chunks.length === 1 ? chunks[0]! : Buffer.concat(chunks);
+      // This closure lives as long as the request; release the bytes now.
+      chunks.length = 0;
+      this.#use(body, read, use);
     };
     request.on("end", ended);
+  }
+
+  #use<Body>(bytes: Buffer, read: (body: Buffer) => Body, use: Use<Body>): void {
+    this.#head = NOTHING;
+    try {
+      use(read(bytes));
+    } catch (error) {
+      this.failed(error);
+    }
   }
 
   #tooLarge(): Refusal {
@@ -248,21 +321,38 @@ export class Exchange extends ClientRequest {
 
   /** `headers`: name, value, name, value… Passing `bytes` avoids flattening the body twice, to count and to send it. */
   send(status: number, body: string, headers: readonly string[] = [], bytes = Buffer.byteLength(body)): void {
-    const response = this.#response;
     if (this.answered) return;
     this.status = status;
     const head = ["content-type", JSON_TYPE, "content-length", String(bytes), ...headers];
+    // Equal byte and character counts mean ASCII, which latin1 writes without conversion.
+    const encoding = bytes === body.length ? "latin1" : "utf8";
+    if (this.#response === undefined && this.#sendDirectly(status, head, body, encoding, bytes)) return;
+    const response = this.#node;
     if (this.#ends()) head.push("connection", "close");
     response.writeHead(status, head);
-    // Equal byte and character counts mean ASCII, which latin1 writes without conversion.
-    response.end(body, bytes === body.length ? "latin1" : "utf8");
+    response.end(body, encoding);
     this.#sent(bytes);
+  }
+
+  #sendDirectly(
+    status: number,
+    headers: readonly string[],
+    body: string,
+    encoding: "latin1" | "utf8",
+    bytes: number,
+  ): boolean {
+    const head = this.last || !this.request.complete ? undefined : this.#direct!.head(status, headers);
+    if (head === undefined) return false;
+    this.#written = true;
+    this.#direct!.send(head + body, encoding, this.#limits.writeTimeoutMs);
+    if (!this.#isTaken) this.holdAnswer(bytes);
+    return true;
   }
 
   fail(refusal: Refusal, headers: readonly string[] = []): void {
     this.code = refusal.code;
     // The response has started: all that is left is to abort it.
-    if (this.#response.headersSent) return this.cut();
+    if (this.#written || this.#response?.headersSent === true) return this.cut();
     if (this.id === "") this.id = newId(this.startedAt);
     const answer = renderRefusal(refusal, this.id, this.errorShape);
     this.send(answer.status, answer.body, [...headers, ...answer.headers]);
@@ -275,8 +365,8 @@ export class Exchange extends ClientRequest {
     headers: readonly string[] = [],
     status = 200,
   ): void {
-    const response = this.#response;
     if (this.answered) return;
+    const response = this.#node;
     this.status = status;
     const parts = Buffer.isBuffer(bytes) ? [bytes] : bytes;
     const length = parts.reduce((sum, part) => sum + part.length, 0);
@@ -290,7 +380,7 @@ export class Exchange extends ClientRequest {
 
   /** A response that streams until either side ends it; `onGone` tells when the client did. */
   stream(type: string, headers: readonly string[] = []): Outflow {
-    const response = this.#response;
+    const response = this.#node;
     this.status = 200;
     response.writeHead(200, ["content-type", type, ...headers]);
     response.flushHeaders();
@@ -306,7 +396,7 @@ export class Exchange extends ClientRequest {
 
   /** Streams a proxied response. `headers` has no connection headers. */
   relay(status: number, headers: readonly string[]): Relay {
-    const response = this.#response;
+    const response = this.#node;
     this.status = status;
     response.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
     const { httpVersionMajor, method } = this.request;
@@ -323,8 +413,9 @@ export class Exchange extends ClientRequest {
 
   /** Aborts the response, so that the client cannot take it for a complete one. */
   cut(): void {
-    const response = this.#response;
     this.#broken = true;
+    if (this.#written) return void this.request.socket.destroy();
+    const response = this.#node;
     // Without an error an HTTP/2 stream would end normally.
     if (this.request.httpVersionMajor > 1) response.destroy(new Error("the answer was broken off"));
     else response.destroy();
@@ -332,8 +423,8 @@ export class Exchange extends ClientRequest {
 
   sendNothing(status: number, headers: readonly string[] = []): void {
     this.status = status;
-    this.#response.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
-    this.#response.end();
+    this.#node.writeHead(status, this.#ends() ? [...headers, "connection", "close"] : [...headers]);
+    this.#node.end();
   }
 
   /** HTTP/2 has no Connection header: requests share the connection, which drains by itself. */
@@ -343,7 +434,7 @@ export class Exchange extends ClientRequest {
 
   /** Disconnects a client that does not read. Over HTTP/2 each stream has its own window, so that is unknown yet. */
   #sent(bytes: number): void {
-    const response = this.#response;
+    const response = this.#node;
     if (response.writableLength === 0 && this.request.httpVersionMajor === 1) return;
     this.holdAnswer(bytes);
     if (this.request.httpVersionMajor > 1) {

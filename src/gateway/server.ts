@@ -27,6 +27,7 @@ import type { Sampler } from "../core/trace.ts";
 import { newId } from "../engine/ids.ts";
 import type { Events } from "../observe/events.ts";
 import { ClientBytes } from "./client-request.ts";
+import { DirectConnection, type DirectOwner, isShort, type Parser } from "./direct.ts";
 import type { EarlyRefusals, WorkRoute } from "./early-refusal.ts";
 import { type ErrorShape, Exchange, type ExchangeLimits, type Failed } from "./exchange.ts";
 import { headerFlaw } from "./headers.ts";
@@ -90,14 +91,10 @@ interface Pipeline {
   open: number;
   /** Set while reading is paused: pauses again when Node resumes the socket for a request's body. */
   stop: (() => void) | undefined;
+  /** Undefined where all requests go through `node:http`. */
+  direct: DirectConnection<Exchange> | undefined;
 }
 const PIPELINE = Symbol("pipeline");
-/** Internals of Node's parser, stable since io.js; without `onIncoming` nothing is refused early. */
-interface Parser {
-  onIncoming?: (request: IncomingMessage, keepsAlive: boolean) => number;
-  /** The request that gets the body; null: the body is discarded. */
-  incoming: IncomingMessage | null;
-}
 type Visited = Duplex & { [PIPELINE]?: Pipeline };
 
 /** Unanswered requests per HTTP/1.1 connection; beyond it reading pauses until half are answered. */
@@ -129,6 +126,10 @@ export class Listener {
   #connections = 0;
   #open = 0;
   #draining = false;
+  /** Connections that may have a request unknown to `node:http`. */
+  readonly #directs = new Set<DirectConnection<Exchange>>();
+  readonly #directOwner: DirectOwner<Exchange>;
+  #over: Exchange[] = [];
   #whenQuiet: (() => void) | undefined;
 
   constructor(
@@ -146,6 +147,11 @@ export class Listener {
     this.#events = events;
     this.#sampler = sampler;
     this.#counted = !uncounted;
+    this.#directOwner = {
+      clock,
+      keepAliveMs: limits.keepAliveTimeoutMs,
+      over: (exchange) => this.#directOver(exchange),
+    };
     this.serve(routes, { elsewhere, pages });
     const options = {
       maxHeaderSize: MAX_HEADER_BYTES,
@@ -165,10 +171,17 @@ export class Listener {
     if (tls === undefined) this.#server.on("connection", (socket) => this.#connected(socket));
     if (early !== undefined) {
       const connected = tls === undefined ? "connection" : "secureConnection";
-      this.#server.on(connected, (socket: Socket) => this.#refuseEarly(socket, early));
+      this.#server.on(connected, (socket: Socket) => this.#intercept(socket, early));
     }
+    this.#server.on("timeout", (socket: Visited) => {
+      const pipeline = socket[PIPELINE];
+      pipeline?.direct?.timedOut();
+      if ((pipeline?.open ?? 0) === 0) socket.destroy();
+    });
     this.#server.on("request", (request, response) => {
-      if (!this.#isBehindRefusal(request)) this.#request(request, response);
+      const handed = (request.socket as Visited)[PIPELINE]?.direct?.handed;
+      if (handed?.request === request) this.#handedOver(handed, response);
+      else if (!this.#isBehindRefusal(request)) this.#request(request, response);
     });
     this.#server.on("checkContinue", (request, response) => {
       if (!this.#isBehindRefusal(request)) this.#mayContinue(request, response);
@@ -240,6 +253,8 @@ export class Listener {
   async drain(): Promise<void> {
     this.#draining = true;
     void this.#listening.close();
+    // Node would take their connections for idle.
+    for (const direct of this.#directs) direct.handOver();
     this.#server.closeIdleConnections();
     this.#front?.drain();
     if (this.#open > 0) await new Promise<void>((resolve) => (this.#whenQuiet = resolve));
@@ -282,40 +297,69 @@ export class Listener {
     refuseSocket(socket, 503, "SERVICE_OVERLOADED", message, newId(this.#clock.now()));
   }
 
-  /** Hooks into a connection before `node:http`, to refuse at minimal cost; `early-refusal.ts`. */
-  #refuseEarly(socket: Visited & Socket, early: EarlyRefusals): void {
+  /**
+   * Hooks into a connection before `node:http`: to refuse at minimal cost (`early-refusal.ts`), and to serve requests with
+   * work without its streams and responses (`direct.ts`).
+   */
+  #intercept(socket: Visited & Socket, early: EarlyRefusals): void {
     const { parser } = socket as { parser?: Parser | null };
     const take = parser?.onIncoming;
     if (parser === undefined || parser === null || take === undefined) return;
-    // Node's keep-alive timer starts at a response, and early refusals have none.
-    let idle = false;
+    const direct = new DirectConnection(socket, parser, take, this.#directOwner);
+    pipelineOf(socket).direct = direct;
+    this.#directs.add(direct);
+    socket.on("close", () => this.#directs.delete(direct));
     parser.onIncoming = (request, keepsAlive) => {
-      const answer = early.active ? this.#earlyAnswer(socket, early, request, keepsAlive) : undefined;
-      if (answer === undefined) {
-        if (idle) socket.setTimeout(0);
-        idle = false;
+      const route = keepsAlive ? this.#workRoute(socket, request) : undefined;
+      const answer = route !== undefined && early.active ? early.answer(request, route) : undefined;
+      if (answer !== undefined) {
+        parser.incoming = null;
+        socket.write(answer, "latin1");
+        direct.idle();
+      } else if (route !== undefined && isShort(request)) {
+        const exchange = this.#exchange(request, direct);
+        direct.begin(exchange);
+        this.#begin(exchange, socket);
+      } else {
+        direct.handOver();
         return take(request, keepsAlive);
       }
-      parser.incoming = null;
-      socket.write(answer, "latin1");
-      if (!idle) socket.setTimeout(this.#limits.keepAliveTimeoutMs);
-      idle = true;
       return 0;
     };
   }
 
-  #earlyAnswer(
-    socket: Visited,
-    early: EarlyRefusals,
-    request: IncomingMessage,
-    keepsAlive: boolean,
-  ): string | undefined {
+  /** Of a plain request with no response pending on its connection. */
+  #workRoute(socket: Visited, request: IncomingMessage): WorkRoute | undefined {
     const { method, url, rawHeaders, upgrade } = request as IncomingMessage & { upgrade?: boolean };
     const route = method === "POST" ? this.#work.get(url!) : undefined;
-    const waits = (socket[PIPELINE]?.open ?? 0) > 0 || socket.writableLength > 0;
-    if (route === undefined || waits || !keepsAlive || upgrade === true || this.#draining) return undefined;
-    return rawHeaders.length > 2 * this.#limits.maxHeaders ? undefined : early.answer(request, route);
+    if (route === undefined || upgrade === true || this.#draining) return undefined;
+    const waits = socket[PIPELINE]!.open > 0 || socket.writableLength > 0 || !socket.writable;
+    return waits || rawHeaders.length > 2 * this.#limits.maxHeaders ? undefined : route;
   }
+
+  /** A direct request needs more than that. */
+  #handedOver(exchange: Exchange, response: ServerResponse): void {
+    const { request } = exchange;
+    response.on("close", () => {
+      unqueued(request.socket, exchange);
+      this.#closed(exchange);
+    });
+    request.on("error", ignore);
+    exchange.handedOver(response);
+  }
+
+  #directOver(exchange: Exchange): boolean {
+    const pipeline = unqueued(exchange.request.socket, exchange);
+    // Reported after all responses of this turn are written.
+    if (this.#over.push(exchange) === 1) queueMicrotask(this.#reportOver);
+    return pipeline.open === 0;
+  }
+
+  readonly #reportOver = (): void => {
+    const over = this.#over;
+    this.#over = [];
+    for (const exchange of over) this.#closed(exchange);
+  };
 
   /** Whether an earlier refusal closes its connection; Node keeps the request until then, so it counts. */
   #isBehindRefusal({ socket }: IncomingMessage): boolean {
@@ -349,21 +393,15 @@ export class Listener {
     return exchange;
   }
 
-  #exchange(request: IncomingMessage, response: ServerResponse): Exchange {
+  #exchange(request: IncomingMessage, response: ServerResponse | DirectConnection<Exchange>): Exchange {
     return new Exchange(request, response, this.#exchangeLimits, this.#clock.now(), this.#fail);
   }
 
   #request(request: IncomingMessage, response: ServerResponse, mayContinue = false): Exchange {
     const exchange = this.#exchange(request, response);
     exchange.mayContinue = mayContinue;
-    exchange.last = this.#draining;
-    if (this.#sampler !== undefined) {
-      exchange.trace = this.#sampler.begin(exchange.header("traceparent"), exchange.header("tracestate"));
-    }
-    this.#open++;
     // HTTP/2 responses need no order.
     const connection = request.httpVersionMajor === 1 ? (request.socket as Visited) : undefined;
-    if (connection !== undefined) queued(connection, exchange);
     // Fires once: `once` would allocate a wrapper per request.
     response.on("close", () => {
       if (connection !== undefined) unqueued(connection, exchange);
@@ -371,14 +409,24 @@ export class Listener {
     });
     // A client that disconnects while sending is not our error; without a listener it would be thrown.
     request.on("error", ignore);
+    this.#begin(exchange, connection);
+    return exchange;
+  }
+
+  #begin(exchange: Exchange, connection: Visited | undefined): void {
+    exchange.last = this.#draining;
+    if (this.#sampler !== undefined) {
+      exchange.trace = this.#sampler.begin(exchange.header("traceparent"), exchange.header("tracestate"));
+    }
+    this.#open++;
+    if (connection !== undefined) queued(connection, exchange);
     try {
-      const answer = this.#find(exchange, request);
+      const answer = this.#find(exchange, exchange.request);
       const done = answer.run(exchange, answer.id);
       if (done !== undefined) done.catch((error: unknown) => this.#failed(exchange, error));
     } catch (error) {
       this.#failed(exchange, error);
     }
-    return exchange;
   }
 
   #closed(exchange: Exchange): void {
@@ -474,20 +522,25 @@ function queued(connection: Visited, exchange: Exchange): void {
 
 /** Counts an unanswered request, and pauses reading at the limit. */
 function countIn(connection: Visited): Pipeline {
-  const pipeline = (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined });
+  const pipeline = pipelineOf(connection);
   if (++pipeline.open < MAX_PIPELINED || pipeline.stop !== undefined) return pipeline;
   pipeline.stop = () => void connection.pause();
   connection.pause().on("resume", pipeline.stop);
   return pipeline;
 }
 
-function unqueued(connection: Visited, exchange: Exchange): void {
+function unqueued(connection: Visited, exchange: Exchange): Pipeline {
   const pipeline = connection[PIPELINE]!;
   // An idle connection must not keep its last request alive.
   if (pipeline.latest === exchange) pipeline.latest = undefined;
-  if (--pipeline.open > MAX_PIPELINED / 2 || pipeline.stop === undefined) return;
+  if (--pipeline.open > MAX_PIPELINED / 2 || pipeline.stop === undefined) return pipeline;
   connection.off("resume", pipeline.stop).resume();
   pipeline.stop = undefined;
+  return pipeline;
+}
+
+function pipelineOf(connection: Visited): Pipeline {
+  return (connection[PIPELINE] ??= { latest: undefined, open: 0, stop: undefined, direct: undefined });
 }
 
 function hasBody({ headers }: IncomingMessage): boolean {

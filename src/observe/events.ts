@@ -134,7 +134,8 @@ export interface EventFields {
   /** An accepted task can no longer be answered. Must never happen; counted and logged if it does. */
   "task.lost": { id: string; model: string; why: string };
   reloaded: object;
-  notice: { level: "info" | "warn" | "error"; message: string };
+  /** `logged`: in the log already, by another process. */
+  notice: { level: "info" | "warn" | "error"; message: string; logged?: boolean };
 }
 
 export type EventName = keyof EventFields;

@@ -30,7 +30,9 @@ export function logEvents(
   };
   const log = pino(options, { write });
   // `msg` before the facts, where people look first; pino would put it last.
-  events.on("notice", ({ level: at, message }) => log[at]({ msg: message }));
+  events.on("notice", ({ level: at, message, logged }) => {
+    if (logged !== true) log[at]({ msg: message });
+  });
   events.on("worker.changed", ({ state, ...rest }) =>
     log[state === "down" ? "warn" : "info"]({ msg: "worker changed", state, ...rest }),
   );

@@ -29,8 +29,11 @@ const MAX_KEPT = 4096;
 
 const ANSWERED = 0;
 const SHED = 1;
-const NOTICE = 2;
+const OTHER = 2;
 const ABSENT = -1;
+
+/** Rare, or of a gateway that puts its tasks into Redis itself: sent as JSON. */
+const OTHERS = ["notice", "task.queued", "task.joined", "task.cached", "task.dropped", "task.lost"] as const;
 
 type Message = readonly [texts: readonly string[], numbers: readonly number[]];
 
@@ -56,7 +59,9 @@ export class EventRelay {
     this.#end = end;
     events.on("request.answered", (request) => this.#take() && this.#message.answered(request));
     events.on("request.shed", (refused) => this.#take() && this.#message.shed(refused));
-    events.on("notice", (notice) => this.#take() && this.#message.notice(notice));
+    OTHERS.forEach((name, at) =>
+      events.on(name, (fields) => this.#take() && this.#message.other(at, fields)),
+    );
   }
 
   /** Sends what is collected now. */
@@ -150,9 +155,9 @@ class MessageWriter {
     );
   }
 
-  notice({ level, message }: EventFields["notice"]): void {
+  other(name: number, fields: object): void {
     this.count++;
-    this.#numbers.push(NOTICE, this.#place(level), this.#place(message));
+    this.#numbers.push(OTHER, name, this.#texts.push(JSON.stringify(fields)) - 1);
   }
 
   text(): string {
@@ -203,9 +208,17 @@ export function replayEvents(text: string, events: Events): void {
     const kind = reader.number();
     if (kind === ANSWERED) events.emit("request.answered", reader.answered());
     else if (kind === SHED) events.emit("request.shed", reader.shed());
-    else if (kind === NOTICE) events.emit("notice", reader.notice());
+    else if (kind === OTHER) emitOther(OTHERS[reader.number()]!, reader.fields(), events);
     else throw new Error(`a gateway sent an event of unknown kind ${kind}`);
   }
+}
+
+function emitOther(name: (typeof OTHERS)[number], fields: object, events: Events): void {
+  // The gateway has logged it.
+  events.emit(
+    name,
+    (name === "notice" ? { ...fields, logged: true } : fields) as EventFields[typeof name] & object,
+  );
 }
 
 /** Fields are read in the order in which `MessageWriter` wrote them. */
@@ -256,8 +269,9 @@ class MessageReader {
     };
   }
 
-  notice(): EventFields["notice"] {
-    return { level: this.#text() as EventFields["notice"]["level"], message: this.#text() };
+  /** Of an event that was sent as JSON. */
+  fields(): object {
+    return JSON.parse(this.#text()) as object;
   }
 
   #ending(): TaskEnding | undefined {

@@ -47,7 +47,14 @@ describe("another config", () => {
       ["begin 10000", "change 7"],
     ]);
     await prepared(forked[1]!);
-    for (const fake of forked) changed(fake);
+    assert.deepEqual(
+      forked.map(({ orders: all }) => all.at(-1)!.is),
+      ["commit", "change"],
+      "the core first",
+    );
+    changed(forked[0]!);
+    await turn();
+    changed(forked[1]!);
     await change;
     assert.deepEqual(
       forked.map(({ orders: all }) => all.at(-1)!.is),
@@ -127,7 +134,7 @@ describe("another config", () => {
     const { processes, forked, clock } = await started(3);
     const failed = assert.rejects(
       processes.change(wanted(7)),
-      /^Error: process 2 did not answer for 5000 ms: .*kill -9 102/,
+      /^Error: process gateway-1 did not answer for 5000 ms: .*kill -9 102/,
     );
     await turn();
     await prepared(forked[0]!);
@@ -140,7 +147,7 @@ describe("another config", () => {
     );
     // While it owes an answer it is told nothing more, however often it is tried.
     for (let again = 0; again < 3; again++) {
-      const once = assert.rejects(processes.change(wanted(8)), /process 2 did not answer/);
+      const once = assert.rejects(processes.change(wanted(8)), /process gateway-1 did not answer/);
       await turn();
       await prepared(forked[0]!, 2 + again);
       await prepared(forked[2]!, 2 + again);
@@ -154,7 +161,10 @@ describe("another config", () => {
     await prepared(forked[2]!, 5);
     await prepared(forked[1]!, 1);
     await prepared(forked[1]!, 2);
-    forked.forEach((fake, at) => changed(fake, [5, 2, 5][at]));
+    changed(forked[0]!, 5);
+    await turn();
+    changed(forked[1]!, 2);
+    changed(forked[2]!, 5);
     await change;
     assert.deepEqual(orders(forked[1]!).slice(-2), ["change 9", "commit"]);
   });
@@ -178,6 +188,7 @@ describe("another config", () => {
     await turn();
     for (const fake of forked) await prepared(fake);
     changed(forked[0]!);
+    await turn();
     await clock.run(clock.now() + SILENT_MS + 1);
     await change;
     assert.match(logged().at(-1).msg, /^process has not said that it changed with the others/);
@@ -263,8 +274,10 @@ test("whoever sleeps whenever: all end with the same config, and none with what 
     let slow = seed;
     const prepareMs = (): number => (slow = (slow * 7919 + 13) % 900);
     const config = configOf();
-    const processes = new Processes([config, config, config], "all", {
+    const processes = new Processes(2, config, "all", {
       clock,
+      epoch: 0,
+      socket: "/run/core",
       log: () => {},
       fork: (watcher) => {
         const sleeper = new Sleeper(watcher, clock, prepareMs);

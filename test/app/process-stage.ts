@@ -23,31 +23,30 @@ export interface Fake {
   killed: boolean;
 }
 
+/** The core and `count - 1` gateways, which are forked once it is ready. */
 export function stage(count: number, more = "") {
   const clock = new VirtualClock();
   const lines: string[] = [];
   const forked: Fake[] = [];
   const config = configOf(more);
-  const processes = new Processes(
-    Array.from({ length: count }, () => config),
-    "all",
-    {
-      clock,
-      log: (line) => void lines.push(line),
-      fork: (watcher) => {
-        const fake: Fake = { watcher, orders: [], killed: false };
-        forked.push(fake);
-        return {
-          pid: 100 + forked.length,
-          send: (order) => void fake.orders.push(order),
-          kill: () => {
-            fake.killed = true;
-            queueMicrotask(() => watcher.gone("was killed by SIGKILL"));
-          },
-        };
-      },
+  const processes = new Processes(count - 1, config, "all", {
+    clock,
+    epoch: 0,
+    socket: "/run/core",
+    log: (line) => void lines.push(line),
+    fork: (watcher) => {
+      const fake: Fake = { watcher, orders: [], killed: false };
+      forked.push(fake);
+      return {
+        pid: 100 + forked.length,
+        send: (order) => void fake.orders.push(order),
+        kill: () => {
+          fake.killed = true;
+          queueMicrotask(() => watcher.gone("was killed by SIGKILL"));
+        },
+      };
     },
-  );
+  });
   return { clock, lines, forked, processes, logged: () => lines.map((line) => JSON.parse(line)) };
 }
 
@@ -63,7 +62,7 @@ export function ready(port: number): Word {
 export async function started(count: number, more = "") {
   const all = stage(count, more);
   const start = all.processes.start();
-  all.forked.forEach(({ watcher }, at) => watcher.word(ready(8081 + at)));
+  for (let at = 0; at < count; at++) all.forked[at]!.watcher.word(ready(8081));
   await start;
   return all;
 }

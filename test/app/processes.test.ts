@@ -4,7 +4,7 @@ import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
 import { describe, test } from "node:test";
 import type { ServeTotals } from "../../src/cli/terminal/banner.ts";
-import { giveOutPorts } from "../../src/app/processes/ports.ts";
+import { choosePorts } from "../../src/app/processes/ports.ts";
 import { explainStart } from "../../src/app/port-holder.ts";
 import { FIRST_WAIT_MS, MAX_WAIT_MS, TALLY_MS } from "../../src/app/processes/processes.ts";
 import { configOf, ready, stage, started } from "./process-stage.ts";
@@ -14,21 +14,26 @@ function tallyOf(requests: number): ServeTotals {
 }
 
 describe("the parent", () => {
-  test("is ready when all are, and tells each its config first", async () => {
-    const { processes, forked } = stage(2);
+  test("starts the core, then the gateways, and is ready when all are", async () => {
+    const { processes, forked } = stage(3);
     let up = false;
     const start = processes.start().then(() => (up = true));
-    forked[1]!.watcher.word(ready(8082));
+    assert.equal(forked.length, 1);
+    forked[0]!.watcher.word(ready(8081));
+    assert.equal(forked.length, 3);
+    forked[2]!.watcher.word(ready(8081));
     await new Promise(setImmediate);
     assert.equal(up, false);
-    forked[0]!.watcher.word(ready(8081));
+    forked[1]!.watcher.word(ready(8081));
     await start;
-    assert.deepEqual(
-      forked.map(({ orders }) => orders.map(({ is }) => is)),
-      [["begin"], ["begin"]],
-    );
-    assert.deepEqual(processes.adminUrls, ["http://127.0.0.1:8081", "http://127.0.0.1:8082"]);
-    assert.equal(processes.adminUrl, processes.adminUrls[0]);
+    const begun = forked.map(({ orders }) => orders.map((order) => order.is === "begin" && order.part));
+    const part = { gateways: 2, socket: "/run/core" };
+    assert.deepEqual(begun, [
+      [{ kind: "core", number: 0, ...part }],
+      [{ kind: "gateway", number: 1, ...part }],
+      [{ kind: "gateway", number: 2, ...part }],
+    ]);
+    assert.equal(processes.adminUrl, "http://127.0.0.1:8081");
     assert.equal(processes.apiUrl, "http://127.0.0.1:8080");
   });
 
@@ -52,7 +57,7 @@ describe("the parent", () => {
     const { processes, forked } = stage(1);
     const start = processes.start();
     forked[0]!.watcher.gone("was killed by SIGSEGV");
-    await assert.rejects(start, { message: "process 1 was killed by SIGSEGV before all were ready" });
+    await assert.rejects(start, { message: "process core was killed by SIGSEGV before all were ready" });
   });
 
   test("starts a dead process again, later each time, and anew once it has served for a while", async () => {
@@ -66,7 +71,7 @@ describe("the parent", () => {
           level: "warn",
           time: "",
           msg: "process ended",
-          process: 2,
+          process: "gateway-1",
           pid: 100 + life,
           why: "was killed by SIGKILL",
           restartMs: waitMs,
@@ -89,19 +94,20 @@ describe("the parent", () => {
   test("a restart that fails tells why and is tried again", async () => {
     const { forked, clock, logged } = await started(1);
     forked[0]!.watcher.gone("was killed by SIGKILL");
-    await clock.run(clock.now() + FIRST_WAIT_MS + 1);
+    assert.equal(logged().at(-1).restartMs, 0, "the core at once");
+    await clock.run(clock.now() + 1);
     forked[1]!.watcher.word({ is: "failed", why: "admin.listen 127.0.0.1:8081: already in use" });
     forked[1]!.watcher.gone("ended with exit code 1");
     const { why, restartMs } = logged().at(-1);
-    assert.deepEqual([why, restartMs], ["admin.listen 127.0.0.1:8081: already in use", 2 * FIRST_WAIT_MS]);
+    assert.deepEqual([why, restartMs], ["admin.listen 127.0.0.1:8081: already in use", FIRST_WAIT_MS]);
   });
 
-  test("lines carry the number of their process; what is no line of the log passes as it is", async () => {
+  test("lines carry the name of their process; what is no line of the log passes as it is", async () => {
     const { forked, lines } = await started(2);
     forked[0]!.watcher.line('{"level":"warn","msg":"a"}');
     forked[1]!.watcher.line("    at Object.<anonymous> (file.ts:1:1)");
     assert.deepEqual(lines, [
-      '{"level":"warn","msg":"a","process":1}\n',
+      '{"level":"warn","msg":"a","process":"core"}\n',
       "    at Object.<anonymous> (file.ts:1:1)\n",
     ]);
   });
@@ -112,16 +118,17 @@ describe("the parent", () => {
     const warn = (at: number, second: number, msg = "maxmemory is 0") =>
       forked[at]!.watcher.line(`{"level":"warn","time":"2026-01-05T10:00:0${second}.000Z","msg":"${msg}"}`);
     warn(0, 1);
+    forked[0]!.watcher.word(ready(8081));
     warn(1, 2);
     warn(1, 2, "another");
-    forked.forEach(({ watcher }, at) => watcher.word(ready(8081 + at)));
+    forked[1]!.watcher.word(ready(8081));
     await start;
     warn(0, 3);
     warn(1, 3);
-    const said = lines.map((line) => JSON.parse(line) as { msg: string; process: number });
+    const said = lines.map((line) => JSON.parse(line) as { msg: string; process: string });
     assert.deepEqual(
       said.map(({ msg, process }) => `${msg} ${process}`),
-      ["maxmemory is 0 1", "another 2", "maxmemory is 0 1", "maxmemory is 0 2"],
+      ["maxmemory is 0 core", "another gateway-1", "maxmemory is 0 core", "maxmemory is 0 gateway-1"],
     );
   });
 
@@ -168,40 +175,29 @@ describe("the parent", () => {
 });
 
 describe("ports", () => {
-  test("one public port for all, an admin port for each; those left open are chosen", async () => {
-    const open = "listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }";
-    const configs = await giveOutPorts(configOf(open), 3, "all");
-    assert.equal(new Set(configs.map(({ listen }) => listen.port)).size, 1);
-    const admins = configs.map(({ admin }) => admin.listen.port);
-    assert.equal(new Set([...admins, configs[0]!.listen.port]).size, 4);
-    assert.ok(admins.every((port) => port > 0));
+  test("those left open are chosen, so that a process that is started again finds them", async () => {
+    const open = "listen: 127.0.0.1:0\nadmin: { listen: 127.0.0.1:0 }\ngrpc: { listen: 127.0.0.1:0 }";
+    const { listen, admin, grpc } = await choosePorts(configOf(open));
+    const ports = [listen.port, admin.listen.port, grpc.listen!.port];
+    assert.equal(new Set(ports).size, 3);
+    assert.ok(ports.every((port) => port > 0));
   });
 
-  test("one that is taken is told with its process", async () => {
+  test("one that is taken is told", async () => {
     const server = createServer().listen(0, "127.0.0.1");
     await once(server, "listening");
     const { port } = server.address() as AddressInfo;
-    const config = configOf(`listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:${port - 1}" }`);
+    const config = configOf(`listen: 127.0.0.1:0\nadmin: { listen: "127.0.0.1:${port}" }`);
     try {
-      await assert.rejects(giveOutPorts(config, 2, "all"), (error) => {
+      await assert.rejects(choosePorts(config), (error) => {
         assert.match(
           explainStart(error, config),
-          new RegExp(`^admin.listen 127\\.0\\.0\\.1:(${port} of process 2|${port - 1}): already in use`),
+          new RegExp(`^admin.listen 127\\.0\\.0\\.1:${port}: already in use`),
         );
         return true;
       });
     } finally {
       server.close();
     }
-  });
-
-  test("a public port among the admin ports, or ports past the last, are told before anything is opened", async () => {
-    const among = configOf("listen: 127.0.0.1:8083\nadmin: { listen: 127.0.0.1:8081 }");
-    await assert.rejects(giveOutPorts(among, 4, "all"), {
-      message:
-        "listen port 8083 is among the admin ports of 4 processes, 8081 to 8084; change listen or admin.listen",
-    });
-    const high = configOf("admin: { listen: 127.0.0.1:65534 }");
-    await assert.rejects(giveOutPorts(high, 4, "gateway"), /admin\.listen port 65534 is too high/);
   });
 });

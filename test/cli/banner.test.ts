@@ -52,27 +52,13 @@ describe("ready", () => {
     );
   });
 
-  test("several processes are one banner, with the ports of all", () => {
-    const config = configOf(
-      `engine: { kind: redis, url: redis://r:6379 }\nmodels: [${http("a")}, { name: b, backend: { kind: simulated, workers: 2 } }]`,
-    );
-    const adminUrls = [8081, 8082, 8083].map((port) => `http://127.0.0.1:${port}`);
-    const facts = { ...factsOf(config), adminUrls };
-    const banner = readyBanner(facts, false);
-    assert.match(
-      banner,
-      /Dashboard {2}http:\/\/127\.0\.0\.1:8081\/ {4}3 processes, each its own: ports 8081 to 8083$/m,
-    );
-    assert.match(banner, /b {3}2 workers × 64 .*, in each process$/m);
-    assert.match(banner, /a {3}1 worker × 64 \(http\), capacity is learned from traffic$/m);
-    assert.match(
-      readyBanner({ ...facts, adminUrls: adminUrls.slice(1) }, false),
-      /2 processes.*ports 8082, 8083$/m,
-    );
+  test("several processes are one banner", () => {
+    const config = configOf(`models: [${http("a")}, { name: b, backend: { kind: simulated, workers: 2 } }]`);
+    const facts = { ...factsOf(config), processes: 3 };
+    assert.match(readyBanner(facts, false), /ready in \d+ ms.* {4}3 gateway processes$/m);
     assert.match(readyBanner({ ...facts, keys: true }, false), /anonymous" {4}press h for keys$/m);
     const line = JSON.parse(readyLine(facts, now));
-    assert.deepEqual([line.processes, line.admins, line.admin], [3, adminUrls, adminUrls[0]]);
-    assert.equal(line.workers, 7, "the http worker is one for all; each process has two of its own");
+    assert.deepEqual([line.processes, line.workers], [3, 3]);
   });
 
   test("a real backend claims no capacity and no demo", () => {

@@ -37,7 +37,7 @@ function childStage({ fails = false } = {}) {
   const code = serveChild(
     console,
     {
-      clock: new VirtualClock(),
+      clockOf: () => new VirtualClock(),
       uptimeMs: () => 1,
       openPage: () => {},
       start: async () => {
@@ -70,7 +70,13 @@ function childStage({ fails = false } = {}) {
 }
 
 describe("a child", () => {
-  const begin = (): ProcessOrder => ({ is: "begin", config: demoConfig(), role: "all" });
+  const begin = (): ProcessOrder => ({
+    is: "begin",
+    config: demoConfig(),
+    role: "all",
+    part: { kind: "gateway", number: 1, gateways: 2, socket: "/run/core" },
+    epoch: 0,
+  });
   const seen = (words: readonly Word[]): string[] => words.map(({ is }) => is);
 
   test("tells its parent, not the terminal, and ends when it is told to", async () => {

@@ -11,12 +11,14 @@ import { answered } from "./stage.ts";
 type Relayed =
   | { readonly name: "request.answered"; readonly fields: AnsweredRequest }
   | { readonly name: "request.shed"; readonly fields: EventFields["request.shed"] }
+  | { readonly name: "task.queued"; readonly fields: EventFields["task.queued"] }
   | { readonly name: "notice"; readonly fields: EventFields["notice"] };
 
 function collect(events: Events): Relayed[] {
   const all: Relayed[] = [];
   events.on("request.answered", (fields) => all.push({ name: "request.answered", fields }));
   events.on("request.shed", (fields) => all.push({ name: "request.shed", fields }));
+  events.on("task.queued", (fields) => all.push({ name: "task.queued", fields }));
   events.on("notice", (fields) => all.push({ name: "notice", fields }));
   return all;
 }
@@ -85,7 +87,12 @@ const relayed: fc.Arbitrary<Relayed[]> = fc
       fc.oneof(
         requestOf(ending).map((fields): Relayed => ({ name: "request.answered", fields })),
         shed.map((fields): Relayed => ({ name: "request.shed", fields })),
-        fc.record({ level, message: untrusted }).map((fields): Relayed => ({ name: "notice", fields })),
+        fc
+          .record({ level, message: untrusted, logged: fc.constant(true) })
+          .map((fields): Relayed => ({ name: "notice", fields })),
+        fc
+          .record({ id: anyText, model: untrusted, tier: fc.nat(9), at: instant })
+          .map((fields): Relayed => ({ name: "task.queued", fields })),
       ),
       { maxLength: 40 },
     );
@@ -160,7 +167,7 @@ describe("events over a wire", () => {
     const message = "904 events of requests were dropped while the core process was away";
     assert.deepEqual(
       stage.arrived.filter(({ name }) => name === "notice"),
-      [{ name: "notice", fields: { level: "warn", message } }],
+      [{ name: "notice", fields: { level: "warn", message, logged: true } }],
     );
     stage.gateway.emit("request.answered", answered({ id: "later" }));
     stage.relay.close();

@@ -19,10 +19,10 @@ import type { Life, Word } from "./processes.ts";
 /** Interval of progress reports while a process prepares. */
 export const SIGN_EVERY_MS = 200;
 
-/** The parent's end, one per process. */
 /** A process silent for so long during a reload hangs: the change is abandoned. */
 const SILENT_MS = 5000;
 
+/** The parent's end, one per process. */
 export class Follower {
   readonly #life: Life;
   readonly #name: string;
@@ -36,8 +36,8 @@ export class Follower {
   #heardAt = 0;
   #look: (() => void) | undefined;
 
-  constructor(number: number, life: Life, clock: Clock) {
-    this.#name = `process ${number}`;
+  constructor(name: string, life: Life, clock: Clock) {
+    this.#name = `process ${name}`;
     this.#life = life;
     this.#clock = clock;
   }

@@ -1,29 +1,42 @@
 /**
- * `ferry serve --processes N`: N Ferry processes on one machine, one public port, one supervising parent.
+ * `ferry serve --processes N`: one core process, N gateway processes behind one public port, one supervising parent.
  *
  *   parent ── begin ─► starting ── ready ─► serving ── drain ─► ended         tally: its totals, on request
  *                          ▲                   │ dies
  *                          └────── wait ◄──────┘                              restarted
  *
- * The parent runs no gateway: it distributes connections (`life.ts`), prints the children's lines with their number,
- * and restarts a child that died after 100 ms, doubling up to 30 s; 30 s of serving reset that. Until all were ready
- * once nothing is restarted: the first exit fails the start with its reason. Identical lines during the start are
- * printed once.
+ * Gateways take requests: sockets, TLS, HTTP, JSON, credentials, responses. The core owns the rest: tasks, journal,
+ * admission by capacity, dispatchers, workers, the admin listener and all that is observed. They talk over a Unix
+ * socket (`engine/remote`, `core-link.ts`). On Redis the tasks are there, so that gateways put them themselves.
  *
- * Each process has its own admin listener, at `admin.listen` and the ports above it, with its own health, metrics and
- * dashboard. All ports are tried and chosen before the start, so that a restarted process keeps its ports.
+ * The parent runs neither: it distributes connections (`life.ts`), prints the children's lines with their name, and
+ * restarts a child that died after 100 ms (the core at once), doubling up to 30 s; 30 s of serving reset that. Until all
+ * were ready once nothing is restarted: the first exit fails the start with its reason. Identical lines during the
+ * start are printed once.
  *
- * Tasks are in Redis, so a process that dies loses none; its callers lose their connections.
+ * A gateway that dies takes its connections along, nothing else. While the core is away gateways hold what they have
+ * and refuse with 503 what is new after a second; what was accepted is on disk with `engine.dataDir`, or in Redis.
  */
+import { randomBytes } from "node:crypto";
+import { tmpdir } from "node:os";
+import { join } from "node:path";
 import { jsonLine, type Durability, type ServeTotals } from "../../cli/terminal/banner.ts";
 import type { Alarm, Clock } from "../clock.ts";
 import type { Config, Role } from "../config/config.ts";
 import { Follower } from "./changes.ts";
-import { giveOutPorts, withPortsOf } from "./ports.ts";
+import type { Part } from "./core-link.ts";
+import { choosePorts, withPortsOf } from "./ports.ts";
 import { NO_FILE, type Reloaded } from "../reload.ts";
 
 export type ProcessOrder =
-  | { readonly is: "begin"; readonly config: Config; readonly role: Role }
+  /** `epoch`: of the parent's clock, which all share (`SystemClock.epoch`). */
+  | {
+      readonly is: "begin";
+      readonly config: Config;
+      readonly role: Role;
+      readonly part: Part;
+      readonly epoch: number;
+    }
   | { readonly is: "tally" }
   /** A config with live changes only; takes effect with this round's verdict. */
   | { readonly is: "change"; readonly round: number; readonly config: Config }
@@ -70,6 +83,9 @@ export interface Watcher {
 
 export interface ProcessesParts {
   readonly clock: Clock;
+  readonly epoch: number;
+  /** Path of the Unix socket between them. */
+  readonly socket: string;
   fork(watcher: Watcher): Life;
   log(line: string): void;
 }
@@ -85,10 +101,10 @@ const MAX_HEARD = 1000;
 
 const NOTHING: ServeTotals = { requests: 0, batches: 0, tasks: 0, calls: 0, lost: 0, queued: 0, running: 0 };
 
-/** One of the N, across restarts. */
+/** One child across restarts. */
 interface Seat {
-  /** From 1. */
-  readonly number: number;
+  readonly name: string;
+  readonly part: Part;
   config: Config;
   begun: Config | undefined;
   /** Set while it gets changes made during its start. */
@@ -107,7 +123,10 @@ interface Seat {
 
 export class Processes {
   readonly graceMs = DRAIN_GRACE_MS;
+  /** Gateways. */
+  readonly processes: number;
   onReload: (() => Promise<Reloaded>) | undefined;
+  /** The core is the first. */
   readonly #seats: readonly Seat[];
   readonly #role: Role;
   readonly #parts: ProcessesParts;
@@ -120,12 +139,14 @@ export class Processes {
   #past = NOTHING;
   #stopping = false;
 
-  constructor(configs: readonly Config[], role: Role, parts: ProcessesParts) {
+  constructor(count: number, config: Config, role: Role, parts: ProcessesParts) {
+    this.processes = count;
     this.#role = role;
     this.#parts = parts;
-    this.#quiet = configs[0]!.telemetry.logLevel === "silent";
-    this.#seats = configs.map((config, at) => ({
-      number: at + 1,
+    this.#quiet = config.telemetry.logLevel === "silent";
+    this.#seats = Array.from({ length: count + 1 }, (_, number) => ({
+      name: number === 0 ? "core" : `gateway-${number}`,
+      part: { kind: number === 0 ? "core" : "gateway", number, gateways: count, socket: parts.socket },
       config,
       begun: undefined,
       catchingUp: undefined,
@@ -133,7 +154,7 @@ export class Processes {
       follower: undefined,
       ready: undefined,
       readyAt: undefined,
-      waitMs: FIRST_WAIT_MS,
+      waitMs: firstWaitMs(number),
       again: undefined,
       failed: undefined,
       ended: undefined,
@@ -143,7 +164,7 @@ export class Processes {
 
   /** Resolves when all are ready; if one exits before, stops all and rejects. */
   async start(): Promise<void> {
-    for (const seat of this.#seats) this.#begin(seat);
+    this.#begin(this.#seats[0]!);
     try {
       await this.#started.promise;
     } catch (error) {
@@ -154,19 +175,15 @@ export class Processes {
   }
 
   get grpcUrl(): string | undefined {
-    return this.#seats[0]!.ready!.grpcUrl;
+    return this.#seats[1]!.ready!.grpcUrl;
   }
 
   get apiUrl(): string {
-    return this.#seats[0]!.ready!.apiUrl;
+    return this.#seats[1]!.ready!.apiUrl;
   }
 
   get adminUrl(): string {
-    return this.adminUrls[0]!;
-  }
-
-  get adminUrls(): string[] {
-    return this.#seats.map(({ ready }) => ready!.adminUrl);
+    return this.#seats[0]!.ready!.adminUrl;
   }
 
   get durability(): Durability | undefined {
@@ -199,13 +216,16 @@ export class Processes {
       const late = seat.readyAt !== undefined && !followers.includes(seat.follower!);
       if (late && seat.life !== undefined) seat.catchingUp = this.#catchUp(seat, seat.life);
     }
-    await Promise.all(asked.map((seat, at) => this.#commit(seat, followers[at]!)));
+    // The core first: a gateway sends it tasks of a new model at once.
+    const commits = asked.map((seat, at) => () => this.#commit(seat, followers[at]!));
+    if (asked[0]?.part.kind === "core") await commits.shift()!();
+    await Promise.all(commits.map((commit) => commit()));
   }
 
-  async #commit({ number }: Seat, follower: Follower): Promise<void> {
+  async #commit({ name }: Seat, follower: Follower): Promise<void> {
     if (await follower.commit()) return;
     const then = "it changes when it wakes up";
-    this.#log("warn", `process has not said that it changed with the others; ${then}`, { process: number });
+    this.#log("warn", `process has not said that it changed with the others; ${then}`, { process: name });
   }
 
   /** The config changed during its start; if it cannot follow, it is restarted. */
@@ -216,7 +236,7 @@ export class Processes {
     seat.catchingUp = undefined;
     if (done || seat.life !== life) return;
     this.#log("warn", "process cannot follow a reload, and begins anew", {
-      process: seat.number,
+      process: seat.name,
       why: why ?? "it does not answer",
     });
     life.kill();
@@ -227,7 +247,7 @@ export class Processes {
     life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
   }
 
-  /** Accepts nothing new; resolves when all have exited. */
+  /** Accepts nothing new; resolves when all have exited. The core waits for the gateways. */
   async drain(): Promise<void> {
     this.#stop((life) => life.send({ is: "drain" }));
     await this.#over.promise;
@@ -254,9 +274,10 @@ export class Processes {
       line: (text) => this.#print(seat, text),
       gone: (how) => this.#gone(seat, how),
     });
-    seat.follower = new Follower(seat.number, seat.life, this.#parts.clock);
+    const { clock, epoch } = this.#parts;
+    seat.follower = new Follower(seat.name, seat.life, clock);
     seat.begun = seat.config;
-    seat.life.send({ is: "begin", config: seat.config, role: this.#role });
+    seat.life.send({ is: "begin", config: seat.config, role: this.#role, part: seat.part, epoch });
   }
 
   #hear(seat: Seat, word: Word): void {
@@ -273,8 +294,9 @@ export class Processes {
     seat.ready = word;
     seat.readyAt = this.#parts.clock.now();
     if (seat.begun !== seat.config) seat.catchingUp = this.#catchUp(seat, seat.life!);
-    if (restarted) this.#log("info", "process ready", { process: seat.number, pid: seat.life!.pid });
-    else if (this.#seats.every(({ ready }) => ready !== undefined)) this.#started.resolve();
+    if (restarted) this.#log("info", "process ready", { process: seat.name, pid: seat.life!.pid });
+    else if (seat.part.kind === "core") for (const each of this.#seats.slice(1)) this.#begin(each);
+    if (this.#seats.every(({ ready }) => ready !== undefined)) this.#started.resolve();
   }
 
   #gone(seat: Seat, how: string): void {
@@ -285,7 +307,7 @@ export class Processes {
     seat.follower?.gone();
     if (this.#stopping) this.#whenOver();
     else if (this.#heard !== undefined) {
-      const why = seat.failed ?? `process ${seat.number} ${how} before all were ready`;
+      const why = seat.failed ?? `process ${seat.name} ${how} before all were ready`;
       this.#started.reject(new Error(why));
     } else this.#comeAgain(seat, pid, seat.failed ?? how);
   }
@@ -293,11 +315,12 @@ export class Processes {
   #comeAgain(seat: Seat, pid: number, why: string): void {
     const { clock } = this.#parts;
     const now = clock.now();
-    if (seat.readyAt !== undefined && now - seat.readyAt >= MAX_WAIT_MS) seat.waitMs = FIRST_WAIT_MS;
+    if (seat.readyAt !== undefined && now - seat.readyAt >= MAX_WAIT_MS)
+      seat.waitMs = firstWaitMs(seat.part.number);
     const restartMs = seat.waitMs;
-    seat.waitMs = Math.min(MAX_WAIT_MS, 2 * restartMs);
+    seat.waitMs = Math.min(MAX_WAIT_MS, Math.max(FIRST_WAIT_MS, 2 * restartMs));
     seat.again = clock.at(now + restartMs, () => this.#begin(seat));
-    this.#log("warn", "process ended", { process: seat.number, pid, why, restartMs });
+    this.#log("warn", "process ended", { process: seat.name, pid, why, restartMs });
   }
 
   #whenOver(): void {
@@ -322,10 +345,10 @@ export class Processes {
   }
 
   /** Text that is not a log line (a stack, a Node message) is printed unchanged. */
-  #print({ number }: Seat, text: string): void {
+  #print({ name }: Seat, text: string): void {
     const ours = text.startsWith('{"') && text.endsWith("}");
     if (ours && this.#saidBefore(text)) return;
-    this.#parts.log(ours ? `${text.slice(0, -1)},"process":${number}}\n` : `${text}\n`);
+    this.#parts.log(ours ? `${text.slice(0, -1)},"process":"${name}"}\n` : `${text}\n`);
   }
 
   #saidBefore(text: string): boolean {
@@ -341,13 +364,21 @@ export class Processes {
   }
 }
 
+/** A restart of the core is worth a second of every caller's patience. */
+function firstWaitMs(number: number): number {
+  return number === 0 ? 0 : FIRST_WAIT_MS;
+}
+
 export async function startProcesses(
   count: number,
   config: Config,
   role: Role,
-  parts: ProcessesParts,
+  parts: Omit<ProcessesParts, "socket">,
 ): Promise<Processes> {
-  const processes = new Processes(await giveOutPorts(config, count, role), role, parts);
+  const chosen = await choosePorts(config);
+  const folder = `ferry-${randomBytes(9).toString("base64url")}`;
+  const socket = join(tmpdir(), folder, "core");
+  const processes = new Processes(count, chosen, role, { ...parts, socket });
   await processes.start();
   return processes;
 }

@@ -2,8 +2,7 @@
  * Messages of `ferry serve`: ready, draining, farewell. Pure. On a terminal `ready` is a banner of at most nine lines;
  * elsewhere each is one JSON line. Capacity is shown only where it is known: w simulated workers serve w × maxBatchSize
  * / (baseMs + maxBatchSize × perItemMs). For real workers it is learned from traffic. A gateway shows no workers, a
- * batcher no client URL. Several processes share one banner: the first one's dashboard, and all ports. Workers with
- * addresses are shared by the processes; others are started by each process.
+ * batcher no client URL. Several processes share one banner.
  */
 import type {
   Address,
@@ -29,8 +28,8 @@ export interface ReadyFacts {
   /** Omitted or "": no client gRPC. */
   readonly grpcUrl?: string | undefined;
   readonly adminUrl: string;
-  /** One per process, where there are several; the first is `adminUrl`. */
-  readonly adminUrls?: readonly string[] | undefined;
+  /** Gateway processes, where there are several. */
+  readonly processes?: number | undefined;
   /** Current durability; omitted: from the config. */
   readonly durability?: Durability | undefined;
   /** Since process start. */
@@ -60,15 +59,15 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
   const demo = demoLabel(config);
   const arrow = green("➜");
   const hint = facts.keys === true ? dim(keysHint(facts)) : "";
-  const each = processesNote(facts, dim);
+  const several = facts.processes === undefined ? "" : `    ${plural(facts.processes, "gateway process")}`;
   const lines = [
     `  ${bold(green("FERRY"))} ${green(`v${version}`)}${role === "all" ? "" : ` ${role}`}  ` +
-      `ready in ${bold(String(Math.round(startMs)))} ms${demo === "" ? "" : `    ${yellow(demo)}`}`,
+      `ready in ${bold(String(Math.round(startMs)))} ms${demo === "" ? "" : `    ${yellow(demo)}`}${dim(several)}`,
     ...(apiUrl === "" ? [] : [`  ${arrow}  API        ${cyan(`${apiUrl}/v1/inference`)}`]),
     ...(facts.grpcUrl ? [`  ${arrow}  gRPC       ${cyan(reachable(facts.grpcUrl))}`] : []),
     config.telemetry.dashboard
-      ? `  ${arrow}  Dashboard  ${cyan(dashboardUrl(facts))}${each}`
-      : `  ${arrow}  Admin      ${cyan(`${reachable(facts.adminUrl)}/internal/health`)}${each}`,
+      ? `  ${arrow}  Dashboard  ${cyan(dashboardUrl(facts))}`
+      : `  ${arrow}  Admin      ${cyan(`${reachable(facts.adminUrl)}/internal/health`)}`,
     ...modelLines(facts),
     `     Engine     ${engineLine(facts, dim)}`,
     ...(apiUrl === "" ? [] : [`     Try        ${tryLine(config, apiUrl)}`]),
@@ -81,18 +80,18 @@ export function readyBanner(facts: ReadyFacts, color: boolean): string {
 }
 
 export function readyLine(facts: ReadyFacts, now: number): string {
-  const { config, role, version, apiUrl, grpcUrl, adminUrl, adminUrls, startMs } = facts;
+  const { config, role, version, apiUrl, grpcUrl, adminUrl, processes, startMs } = facts;
   return jsonLine("info", now, "ready", {
     version,
     role,
     ...(apiUrl === "" ? {} : { listen: apiUrl }),
     ...(grpcUrl ? { grpc: grpcUrl } : {}),
     admin: adminUrl,
-    ...(adminUrls === undefined ? {} : { processes: adminUrls.length, admins: adminUrls }),
+    ...(processes === undefined ? {} : { processes }),
     engine: config.engine.kind,
     durability: durabilityOf(facts),
     models: config.models.length,
-    workers: role === "gateway" ? 0 : countWorkers(config, adminUrls?.length),
+    workers: role === "gateway" ? 0 : countWorkers(config),
     startMs: Math.round(startMs),
     ...(demoLabel(config) === "" ? {} : { demo: true }),
   });
@@ -150,11 +149,8 @@ export function plannedPerSecond(model: ModelConfig, config: Config): number | u
   return capacity === undefined ? undefined : threeDigits(capacity * config.admission.targetUtilization);
 }
 
-export function countWorkers(config: Config, processes = 1): number {
-  let total = 0;
-  for (const { backend } of config.models)
-    total += workersOf(backend) * (hasAddresses(backend) ? 1 : processes);
-  return total;
+export function countWorkers({ models }: Config): number {
+  return models.reduce((total, { backend }) => total + workersOf(backend), 0);
 }
 
 /** In Ferry's log format: level, time, msg, then the facts. */
@@ -198,29 +194,21 @@ function demoLabel(config: Config): string {
   return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
 }
 
-function keysHint({ config, role, adminUrls }: ReadyFacts): string {
-  const alone = role === "all" && adminUrls === undefined;
+function keysHint({ config, role, processes }: ReadyFacts): string {
+  const alone = role === "all" && processes === undefined;
   return demoLabel(config) === "" || !alone ? "press h for keys" : "press l for load, h for keys";
 }
 
-/** `    2 processes, each its own: ports 8081, 8082` */
-function processesNote({ adminUrls }: ReadyFacts, dim: (text: string) => string): string {
-  if (adminUrls === undefined) return "";
-  const ports = adminUrls.map((url) => Number(new URL(url).port));
-  const inRow = ports.length > 2 && ports.every((port, at) => port === ports[0]! + at);
-  const listed = inRow ? `${ports[0]} to ${ports.at(-1)}` : ports.join(", ");
-  return `    ${dim(`${plural(ports.length, "process")}, each its own: ports ${listed}`)}`;
-}
-
-function modelLines({ config, role, adminUrls }: ReadyFacts): string[] {
+function modelLines({ config, role }: ReadyFacts): string[] {
   const { models } = config;
-  const several = adminUrls !== undefined && role !== "gateway";
   const fits = models.length <= maxModelLines ? models.length : maxModelLines - 1;
   const width = Math.max(...models.slice(0, fits).map((model) => model.name.length));
-  const lines = models.slice(0, fits).map((model) => {
-    const each = several && !hasAddresses(model.backend) ? ", in each process" : "";
-    return `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}${each}`;
-  });
+  const lines = models
+    .slice(0, fits)
+    .map(
+      (model) =>
+        `     Model      ${printable(model.name).padEnd(width)}   ${modelFacts(model, config, role)}`,
+    );
   if (fits < models.length) lines.push(`                and ${models.length - fits} more models`);
   return lines;
 }

@@ -17,23 +17,29 @@ export interface VaultRules {
   readonly max: number;
 }
 
+export function credentialName(key: Buffer, header: string): string {
+  return createHmac("sha256", key).update(header).digest("base64url");
+}
+
 export class Vault {
   readonly #rules: () => VaultRules;
   readonly #clock: Clock;
-  readonly #key = randomBytes(32);
+  readonly #key: Buffer;
   /** By name, in order of expiry. */
   readonly #held = new Map<string, Held>();
 
-  constructor(rules: () => VaultRules, clock: Clock) {
+  /** `key`: shared with the gateway processes, which name credentials too. */
+  constructor(rules: () => VaultRules, clock: Clock, key = randomBytes(32)) {
     this.#rules = rules;
     this.#clock = clock;
+    this.#key = key;
   }
 
   /** Returns its name; undefined when full. */
   keep(header: string): string | undefined {
     const now = this.#clock.now();
     const { ttlMs, max } = this.#rules();
-    const name = createHmac("sha256", this.#key).update(header).digest("base64url");
+    const name = credentialName(this.#key, header);
     for (const [each, { until }] of this.#held) {
       if (until > now) break;
       this.#held.delete(each);

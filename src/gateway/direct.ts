@@ -1,0 +1,173 @@
+/**
+ * Requests with work that bypass `node:http`'s streams and responses, which cost a quarter of a bare echo's CPU time.
+ *
+ * For a POST with a short body of known length to a fixed path, while the requests of its connection come one at a
+ * time. Node's parser has read the headers; the body is taken from it in one piece, and the response is written to the
+ * socket as one text. Node knows nothing of such a request, so the keep-alive timer and the end of the connection are
+ * handled here. What needs more (a second request before the response, a stream, a proxied response, a connection that
+ * has to be closed) is handed to Node then, as if it had just arrived (`handOver`).
+ */
+import { type IncomingMessage, STATUS_CODES } from "node:http";
+import type { Socket } from "node:net";
+import type { Clock } from "../app/clock.ts";
+
+/** Internals of Node's parser, stable since io.js; without `onIncoming` every request goes Node's way. */
+export interface Parser {
+  onIncoming?: OnIncoming;
+  /** The request that gets the body; null: the body is discarded. */
+  incoming: IncomingMessage | null;
+}
+export type OnIncoming = (request: IncomingMessage, keepsAlive: boolean) => number;
+
+/** An `Exchange`. */
+export interface DirectRequest {
+  readonly request: IncomingMessage;
+  /** The parser's calls of `push`: pieces of the body, then null. */
+  received(piece: Buffer | null): void;
+  /** The kernel has the whole response. */
+  taken(): void;
+}
+
+export interface DirectOwner<Request> {
+  readonly clock: Clock;
+  readonly keepAliveMs: number;
+  /** The response was taken, or the connection closed. Returns whether no request of the connection is open. */
+  over(request: Request): boolean;
+}
+
+/** A longer body comes in pieces. */
+const MAX_BODY_BYTES = 65_536;
+/** As Node's: a client that uses the connection at the last moment must not find it closed. */
+const KEEP_ALIVE_GRACE_MS = 1000;
+const NOTHING = Buffer.alloc(0);
+const UNSAFE = /[^\x20-\x7e]/;
+
+/** Whether a request with work qualifies by its headers. */
+export function isShort({ headers, httpVersion }: IncomingMessage): boolean {
+  const bytes = Number(headers["content-length"]);
+  return (
+    bytes > 0 &&
+    httpVersion === "1.1" &&
+    bytes <= MAX_BODY_BYTES &&
+    headers.expect === undefined &&
+    headers["transfer-encoding"] === undefined
+  );
+}
+
+export class DirectConnection<Request extends DirectRequest> {
+  readonly #socket: Socket;
+  readonly #parser: Parser;
+  readonly #take: OnIncoming;
+  readonly #owner: DirectOwner<Request>;
+  #current: Request | undefined;
+  #sending = false; // the response of the current request is with the socket
+  #timed = false; // the socket's timer runs, to close an idle connection
+  /** The request that is being handed to Node, which makes its response now. */
+  handed: Request | undefined;
+
+  /** `take`: the parser's original `onIncoming`. */
+  constructor(socket: Socket, parser: Parser, take: OnIncoming, owner: DirectOwner<Request>) {
+    this.#socket = socket;
+    this.#parser = parser;
+    this.#take = take;
+    this.#owner = owner;
+    socket.on("close", () => this.#end());
+  }
+
+  /** The request's own `push`, until it is deleted, takes what the parser reads of its body. */
+  begin(direct: Request): void {
+    this.#current = direct;
+    direct.request.push = this.#push;
+  }
+
+  readonly #push = (piece: Buffer | null): boolean => {
+    this.#current?.received(piece);
+    return true;
+  };
+
+  /**
+   * The head of a response that keeps its connection, byte by byte as Node writes it. `headers`: name, value, name,
+   * value… Undefined: a value is not plain ASCII.
+   */
+  head(status: number, headers: readonly string[]): string | undefined {
+    const { clock, keepAliveMs } = this.#owner;
+    let text = `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? "unknown"}\r\n`;
+    for (let at = 0; at < headers.length; at += 2) {
+      if (UNSAFE.test(headers[at + 1]!)) return undefined;
+      text += `${headers[at]}: ${headers[at + 1]}\r\n`;
+    }
+    const keepAlive = keepAliveMs === 0 ? "" : `Keep-Alive: timeout=${Math.floor(keepAliveMs / 1000)}\r\n`;
+    return `${text}Date: ${dateOf(clock.wall())}\r\nConnection: keep-alive\r\n${keepAlive}\r\n`;
+  }
+
+  /** Writes the whole response, and disconnects a client that does not take it within `withinMs`. */
+  send(text: string, encoding: "latin1" | "utf8", withinMs: number): void {
+    const socket = this.#socket;
+    this.#sending = true;
+    // The client has closed its side, and Node therefore ours.
+    if (!socket.writable) return;
+    socket.write(text, encoding);
+    if (socket.writableLength === 0) return this.#taken();
+    const cut = (): void => void socket.destroy();
+    this.#timed = false;
+    socket.setTimeout(withinMs, cut);
+    // Called once everything before it is taken.
+    socket.write(NOTHING, (error) => {
+      socket.removeListener("timeout", cut);
+      socket.setTimeout(0);
+      if (error === undefined || error === null) this.#taken();
+    });
+  }
+
+  #taken(): void {
+    const current = this.#current!;
+    // An idle connection must not keep its last request alive.
+    if (this.#parser.incoming === current.request) this.#parser.incoming = null;
+    current.taken();
+    if (this.#end()) this.idle();
+  }
+
+  #end(): boolean {
+    const current = this.#current;
+    this.#current = undefined;
+    this.#sending = false;
+    return current !== undefined && this.#owner.over(current);
+  }
+
+  /** Nothing is open: starts the keep-alive timer. Activity restarts it. */
+  idle(): void {
+    const { keepAliveMs } = this.#owner;
+    if (this.#timed || keepAliveMs === 0) return;
+    this.#timed = true;
+    this.#socket.setTimeout(keepAliveMs + KEEP_ALIVE_GRACE_MS);
+  }
+
+  /** The timer has fired, and is not running any more. */
+  timedOut(): void {
+    this.#timed = false;
+  }
+
+  /** Node's turn: gives it the unanswered request, so that responses keep their order, and the timer. */
+  handOver(): void {
+    if (this.#timed) this.#socket.setTimeout(0);
+    this.#timed = false;
+    const current = this.#current;
+    if (current === undefined || this.#sending) return;
+    this.#current = undefined;
+    this.handed = current;
+    this.#take(current.request, true);
+    this.handed = undefined;
+  }
+}
+
+let lastSecond = NaN;
+let lastDate = "";
+
+function dateOf(wallMs: number): string {
+  const second = Math.floor(wallMs / 1000);
+  if (second !== lastSecond) {
+    lastSecond = second;
+    lastDate = new Date(wallMs).toUTCString();
+  }
+  return lastDate;
+}
