@@ -9,7 +9,8 @@
  * Output is text on a terminal or with `--pretty`, else JSON.
  *
  * `--role` splits the work over processes that share tasks through Redis: a gateway takes requests, a batcher runs
- * them. `--processes N` starts N processes behind one port (`processes/`), which start, drain and end together.
+ * them. `--processes N` starts N gateway processes and one core process (`app/processes`), with Redis and without; they
+ * start, drain and end together.
  */
 import { spawn } from "node:child_process";
 import { closeSync, openSync } from "node:fs";
@@ -99,10 +100,7 @@ export const serve: Command = {
   usage: "serve [-c FILE] [--role ROLE] [--processes N] [--pretty]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
-    {
-      line: "ferry serve -c ferry.yaml --role batcher",
-      doc: "your models, one part of several on one Redis",
-    },
+    { line: "ferry serve -c ferry.yaml --processes auto", doc: "your models, on as many cores as fit" },
   ],
   flags: {
     config: configFlag,
@@ -114,7 +112,7 @@ export const serve: Command = {
     processes: {
       type: "string",
       value: "N",
-      doc: "so many gateway processes behind one port and one core process, or auto: as fits the cores; default 1",
+      doc: "gateway processes behind one port, beside one core process; auto: as fits the cores; default 1, all in one",
     },
     pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },

@@ -369,9 +369,9 @@ export class RemoteEngine implements TaskStore {
   #answersBy(at: number): Alarm {
     const { clock } = this.#parts;
     return clock.at(at, () => {
-      const latest = clock.now() - ANSWER_WITHIN_MS;
+      const now = clock.now();
       const late = this.#unanswered.take(
-        ({ since }) => since <= latest,
+        ({ since }) => since + ANSWER_WITHIN_MS <= now,
         (request) => this.#refuse(request, this.#channel === undefined ? AWAY : SILENT),
       );
       if (late && this.#channel !== undefined) this.#silent = true;
