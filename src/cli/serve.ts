@@ -31,7 +31,7 @@ import { SystemClock, type Clock } from "../app/clock.ts";
 import type { Config, Problem, Role } from "../app/config/config.ts";
 import { formatProblems, type Loaded } from "../app/config/load.ts";
 import { explainStart } from "../app/port-holder.ts";
-import { fittingProcesses } from "../app/processes/fitting.ts";
+import { fittingProcesses, MAX_PROCESSES } from "../app/processes/fitting.ts";
 import type { Part } from "../app/processes/core-link.ts";
 import type { Killed } from "./demo/demo.ts";
 import { type Change, type Reloaded, Reloader } from "../app/reload.ts";
@@ -91,8 +91,6 @@ export interface ServeParts {
   readonly openPage: (url: string) => void;
 }
 
-/** More gateways than this have more than one core process can serve. */
-const MAX_PROCESSES = 64;
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
 export const serve: Command = {
