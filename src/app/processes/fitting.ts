@@ -18,6 +18,7 @@ export const TARGET_SHARE = 0.7;
 
 /** Beyond it `auto` adds no gateways: six have more than one core process can serve. */
 const MAX_AUTO = 6;
+export const MAX_PROCESSES = 64;
 
 /**
  * Of a machine: half its cores, beside the core process; the other cores are for the workers. Below 4 cores one process
