@@ -34,6 +34,7 @@ import {
   readNote,
   STATUS_MS,
 } from "./processes/core-link.ts";
+import { FullNotice } from "./processes/full-notice.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
 import { HeapRest, tuneHeap } from "./heap.ts";
@@ -162,6 +163,9 @@ export class Ferry {
   async start(): Promise<void> {
     const config = this.#config;
     const runs = this.#role !== "gateway";
+    const place = { role: this.#role, part: this.#part, redis: config.engine.kind === "redis" };
+    const full = new FullNotice(place, this.#clock, this.events);
+    this.#undo.push(() => full.stop());
     await this.#openTls();
     if (this.#part?.kind === "gateway") {
       await this.#reachCore(this.#part);

@@ -18,6 +18,8 @@ export interface FoldRules {
   readonly tiers: readonly string[];
   readonly role: string;
   readonly targetUtilization: number;
+  /** Other processes run batches too: `ended` tells of them. */
+  readonly fleet: boolean;
 }
 
 export interface FoldParts {
@@ -67,10 +69,10 @@ export class Fold {
     this.#parts = parts;
     const { clock, events } = parts;
     this.#second = Math.floor(clock.now() / SECOND_MS);
-    const { models, tiers, targetUtilization } = rules;
+    const { models, tiers, targetUtilization, fleet } = rules;
     const maxBatches = Math.max(LEAST_BATCHES, Math.floor(MAX_BATCHES / models.length));
     this.#models = models.map(
-      (model) => new ModelFold(model, tiers, targetUtilization, maxBatches, this.#second),
+      (model) => new ModelFold(model, tiers, targetUtilization, maxBatches, this.#second, fleet),
     );
     for (const model of this.#models) this.#byName.set(model.rules.name, model);
     this.#notes = new Notes(events, () => clock.now());

@@ -17,6 +17,7 @@ export const RULES: FoldRules = {
   tiers: TIERS,
   role: "all",
   targetUtilization: 0.7,
+  fleet: false,
 };
 
 /** Alarms of one instant stand a little apart: what is due then has rung only a moment later. */
