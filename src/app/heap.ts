@@ -24,7 +24,7 @@ const REST_MS = 10_000;
 /** Growth since the last time that is worth a collection, which takes some tens of milliseconds. */
 const WORTHWHILE_BYTES = 16 << 20;
 
-export interface Heap {
+interface Collectable {
   /** Taken from the system. */
   bytes(): number;
   collect(): void;
@@ -33,14 +33,14 @@ export interface Heap {
 export class HeapRest {
   readonly #clock: Clock;
   readonly #work: () => number;
-  readonly #heap: Heap;
+  readonly #heap: Collectable;
   #alarm: Alarm;
   #worked = -1;
   /** Size of the heap after the last collection at rest. */
   #restBytes = 0;
 
   /** `work`: a count that grows with every request or task. */
-  constructor(clock: Clock, work: () => number, heap: Heap = v8Heap) {
+  constructor(clock: Clock, work: () => number, heap: Collectable = v8Heap) {
     this.#clock = clock;
     this.#work = work;
     this.#heap = heap;
@@ -68,7 +68,7 @@ export class HeapRest {
   }
 }
 
-const v8Heap: Heap = { bytes: () => getHeapStatistics().total_heap_size, collect: collectGarbage };
+const v8Heap: Collectable = { bytes: () => getHeapStatistics().total_heap_size, collect: collectGarbage };
 
 /** V8 has no other way to ask for it from JavaScript; the function exists only in contexts made after the flag. */
 function collectGarbage(): void {
