@@ -25,7 +25,7 @@ import { CoreLink, type CoreStatus, Gateways, type Part } from "./processes/core
 import { FullNotice } from "./processes/full-notice.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
-import { tuneHeap } from "./heap.ts";
+import { HeapRest, tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";
 import { Report } from "./report.ts";
@@ -173,6 +173,8 @@ export class Ferry {
     this.#look();
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
+    const rest = new HeapRest(this.#clock, () => this.#tally.requests + this.#tally.tasks);
+    this.#undo.push(() => rest.stop());
     await this.#pool.follow();
     if (this.#part?.kind !== "gateway") await this.#openAdmin(opened);
     if (this.#role === "batcher") return;
