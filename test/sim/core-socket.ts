@@ -172,6 +172,7 @@ class End implements Link {
     this.#send(copy.subarray(0, this.#cutAfter));
     this.#socket.ledger.count("fault: link cut");
     this.#socket.ledger.say(this.#host.name, "connection cut");
+    this.#socket.ledger.trouble("away")();
     this.#peer.#tear();
     this.#tear();
     for (const end of [this, this.#peer]) {

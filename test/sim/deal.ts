@@ -16,8 +16,7 @@ export interface Deal<Sums> {
 export async function deal<Sums>({ thread: file, seeds, threads, ...table }: Deal<Sums>): Promise<void> {
   let next = 0;
   let failed = 0;
-  const take = (): readonly number[] =>
-    failed >= ENOUGH_FAILURES ? [] : seeds.slice(next, (next += HAND));
+  const take = (): readonly number[] => (failed >= ENOUGH_FAILURES ? [] : seeds.slice(next, (next += HAND)));
   const one = async (): Promise<void> => {
     const thread = new Worker(new URL(file, import.meta.url));
     try {

@@ -22,7 +22,7 @@ export function describePlan(seed: number): string {
       `at most ${plan.maxQueued} queued`,
     plan.topology === "cores"
       ? `  link: ${plan.link.latencyMs.toFixed(2)} ms, ${(100 * plan.link.pieces).toFixed(0)} % in pieces, ` +
-        `${(100 * plan.link.slow).toFixed(1)} % up to ${plan.link.slowMs} ms late${plan.skewed ? "; clocks differ" : ""}`
+        `${(100 * plan.link.slow).toFixed(1)} % up to ${plan.link.slowMs} ms late`
       : `  wire: ${rates(net)}`,
     `  workers: ${rates(gpu)}; poison ${(100 * plan.poison).toFixed(1)} %, killers ${(100 * plan.killer).toFixed(1)} %`,
     `  mishaps: ${plan.mishaps.map((mishap) => tell(mishap)).join(", ") || "none"}`,

@@ -22,6 +22,7 @@ import type { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { Events } from "../../src/observe/events.ts";
 import { answerTo } from "./gpu.ts";
+import type { Disk } from "./disk.ts";
 import type { Host } from "./host.ts";
 import { ALIVE_MS, type Plan } from "./plan.ts";
 import type { Audit } from "./redis/audit.ts";
@@ -34,6 +35,8 @@ const HEARD_WITHIN_MS = 2100;
 const HEARD_AT_ONCE_MS = 50;
 /** Until a gateway process and its core have found each other again. */
 const RECONNECTED_MS = 150;
+
+const NOTHING_KEPT = { has: () => false, undecided: () => true };
 
 export class Ledger {
   readonly #plan: Plan;
@@ -158,7 +161,7 @@ export class Ledger {
     const lostAt = this.#lostAt.get(id);
     if ((this.forgotten.has(id) && lostAt === undefined) || gateway.pausedMs > 0) return;
     const endedAt = lostAt ?? this.#endedAt.get(id) ?? Infinity;
-    const within = this.linkMs + this.troubleMs(endedAt);
+    const within = this.linkMs + this.troubleMs(endedAt, "away", "hangs");
     const ago = this.#time.now() - endedAt;
     const how = lostAt === undefined ? "ended" : "was lost";
     this.check(ago <= within, `${this.name(id)} ${how} ${ago.toFixed(0)} ms ago, and its caller got 504`);
@@ -171,7 +174,7 @@ export class Ledger {
   readonly #puts = new Set<string>();
   readonly #again = new Set<string>();
   /** When the core, or the way to it, was not well. */
-  readonly #troubles: { readonly from: number; to: number }[] = [];
+  readonly #troubles: { readonly kind: "away" | "hangs"; readonly from: number; to: number }[] = [];
   /** Tasks that died with a core, with when. */
   readonly #lostAt = new Map<string, number>();
   readonly #putBy = new Map<string, string>();
@@ -192,18 +195,20 @@ export class Ledger {
     this.#again.add(id);
   }
 
-  /** Returns what ends it. */
-  trouble(): () => void {
-    const trouble = { from: this.#time.now(), to: Infinity };
+  /** The core, or the way to it, is away, or the core hangs. Returns what ends it. */
+  trouble(kind: "away" | "hangs"): () => void {
+    const trouble = { kind, from: this.#time.now(), to: Infinity };
     this.#troubles.push(trouble);
     return () => void (trouble.to = this.#time.now() + RECONNECTED_MS + this.linkMs);
   }
 
-  /** How long since then the core was not well. */
-  troubleMs(since: number): number {
+  /** How long it was so since then. */
+  troubleMs(since: number, ...kinds: readonly ("away" | "hangs")[]): number {
     const now = this.#time.now();
     let sum = 0;
-    for (const { from, to } of this.#troubles) sum += Math.max(0, Math.min(to, now) - Math.max(from, since));
+    for (const { kind, from, to } of this.#troubles) {
+      if (kinds.includes(kind)) sum += Math.max(0, Math.min(to, now) - Math.max(from, since));
+    }
     return sum;
   }
 
@@ -217,7 +222,7 @@ export class Ledger {
       this.#sent.delete(id);
     }
     this.count("tasks lost with their core", this.#lostAt.size);
-    this.crashed(() => true);
+    this.crashed(NOTHING_KEPT);
     this.accepted.clear();
     this.#refused.clear();
   }
@@ -331,10 +336,15 @@ export class Ledger {
     return engine;
   }
 
-  /** The one process crashed; what was decided and is not on disk will be decided anew. */
-  crashed(undecided: (id: string) => boolean): void {
+  /** The one process or the core crashed; what was decided and is not on disk will be decided anew. */
+  crashed(disk: Pick<Disk, "has" | "undecided">): void {
     for (const id of this.#ended.keys()) {
-      if (!undecided(id)) continue;
+      // Its gateway was told nothing, and sends it again.
+      const unheard = this.#plan.topology === "cores" && !this.#putBy.has(id) && !disk.has(id);
+      if (unheard) {
+        this.#checkEnd(id);
+        this.accepted.delete(id);
+      } else if (!disk.undecided(id)) continue;
       this.#ended.delete(id);
       this.#endedAt.delete(id);
       this.anew.add(id);
@@ -442,7 +452,8 @@ export class Ledger {
   }
   #checkEnd(id: string): void {
     const { gpu, calm } = this.#plan;
-    const { input, parameters } = this.accepted.get(id)!;
+    const { input, parameters } = this.accepted.get(id) ?? {};
+    if (input === undefined || parameters === undefined) return;
     const outcome = this.#ended.get(id);
     if (outcome === undefined) this.check(false, `${this.name(id)} was lost`);
     else if (outcome.ok) {
@@ -452,10 +463,7 @@ export class Ledger {
     } else if (outcome.code === "INPUT_REJECTED" && gpu.short + gpu.long === 0) {
       this.check(input.includes("poison"), `${this.name(id)} is innocent, and was rejected`);
     } else {
-      this.check(
-        !calm || outcome.code !== "INFERENCE_FAILED",
-        `${this.name(id)} failed though all was well`,
-      );
+      this.check(!calm || outcome.code !== "INFERENCE_FAILED", `${this.name(id)} failed though all was well`);
     }
   }
 }

@@ -190,7 +190,7 @@ const MUTANTS: readonly Mutant[] = [
   {
     name: "a gateway does not ask a new connection for what it awaits",
     file: "src/engine/remote/engine.ts",
-    from: "if (accepted) channel.message(wire.AWAIT).text(task.id).time(until).end();",
+    from: "if (accepted) channel.message(wire.AWAIT).text(task.id).double(until).end();",
     to: "void [task, until, accepted];",
   },
   {

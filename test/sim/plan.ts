@@ -99,8 +99,6 @@ export interface Plan {
   /** The core is the first. */
   readonly roles: readonly ProcessRole[];
   readonly link: LinkFaults;
-  /** The clocks of gateway processes and their core differ. */
-  readonly skewed: boolean;
   /** Of the keys in Redis, all on one server. */
   readonly shards: number;
   /** How long a gateway gathers tasks for a bundle. */
@@ -214,7 +212,6 @@ export function draw(seed: number): Plan {
     calm,
     roles,
     link: drawLink(split, wrong),
-    skewed: split.chance(0.2),
     shards: place.pick([1, 2, 16]),
     tickMs: place.chance(0.5) ? 0 : place.between(1, 5),
     replicas: place.chance(0.3) ? 1 : 0,

@@ -110,9 +110,7 @@ class World {
 
   #start(at: number): void {
     const name = `${this.plan.roles[at]![0]}${at + 1}.${++this.#starts[at]!}`;
-    const { fleet, skewed, topology } = this.plan;
-    const differs = fleet || (topology === "cores" && skewed && at > 0);
-    const skewMs = differs ? this.#around.dice.between(-3000, 3000) : 0;
+    const skewMs = this.plan.fleet ? this.#around.dice.between(-3000, 3000) : 0;
     const host = new Host(name, this.time, skewMs);
     const process = (this.#places[at] = new Process(host, this.plan.roles[at]!, this.#around));
     if (process.role === "core") this.ledger.coreStarts++;
@@ -149,11 +147,7 @@ class World {
     }
     const process = this.#places[who];
     if (process === undefined || !process.host.alive || process.host.paused) return;
-    if (kind === "cut") {
-      const over = ledger.trouble();
-      this.#around.socket!.cut(process.host, mishap.afterBytes, mishap.atCore);
-      return void this.time.at(this.#peaceAt, over);
-    }
+    if (kind === "cut") return this.#around.socket!.cut(process.host, mishap.afterBytes, mishap.atCore);
     if (mishap.aim === undefined) return this.#strike(process, mishap);
     process.host.setTrap(mishap.aim, aimMs(mishap.aim), () => this.#strike(process, mishap));
   }
@@ -169,7 +163,7 @@ class World {
     ledger.say(process.host.name, `${kind}, ${forMs} ms`);
     if (kind === "pause") {
       process.host.pause();
-      const over = process.role === "core" ? ledger.trouble() : undefined;
+      const over = process.role === "core" ? ledger.trouble("hangs") : undefined;
       this.time.at(this.time.now() + forMs, () => {
         over?.();
         ledger.say(process.host.name, "goes on");
@@ -181,7 +175,7 @@ class World {
 
   #crash(at: number, process: Process, forMs: number): void {
     this.#die(at, process);
-    const over = process.role === "core" ? this.ledger.trouble() : undefined;
+    const over = process.role === "core" ? this.ledger.trouble("away") : undefined;
     this.time.at(this.time.now() + forMs, () => {
       this.#start(at);
       over?.();
@@ -193,12 +187,12 @@ class World {
     this.#places[at] = undefined;
     const { disk } = this.#around;
     if (process.role === "gateway") return;
-    if (disk !== undefined) this.ledger.crashed((id) => disk.undecided(id));
+    if (disk !== undefined) this.ledger.crashed(disk);
     else if (process.role === "core") this.ledger.coreDied();
   }
 
   async #deploy(at: number, process: Process, forMs: number): Promise<void> {
-    const healed = process.role === "core" ? this.ledger.trouble() : undefined;
+    const healed = process.role === "core" ? this.ledger.trouble("away") : undefined;
     const over = (): void => {
       if (!process.host.alive) return;
       this.#die(at, process);
