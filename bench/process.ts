@@ -182,6 +182,20 @@ export function childPids(pid: number): number[] {
     });
 }
 
+/** Its children, their children and so on, without itself. */
+export function descendants(pid: number): number[] {
+  return childPids(pid).flatMap((child) => [child, ...descendants(child)]);
+}
+
+/** Program and arguments; empty for a process that has ended. */
+export function commandOf(pid: number): string[] {
+  try {
+    return proc(pid, "cmdline").split("\0").slice(0, -1);
+  } catch {
+    return [];
+  }
+}
+
 /** From the third field on. The second, the name in parentheses, may hold spaces: count from behind it. */
 function stat(pid: number): string[] {
   const text = proc(pid, "stat");

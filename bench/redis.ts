@@ -148,24 +148,17 @@ export class Fleet implements AsyncDisposable {
     this.#started = started;
   }
 
-  /**
-   * Every process gets `setup`; nothing is pinned unless it says so. `gateways` has for each how many processes it
-   * is: one is a gateway without a parent.
-   */
-  static async start(
-    setup: Omit<FerrySetup, "role" | "processes">,
-    gateways: readonly number[] = [1],
-  ): Promise<Fleet> {
+  /** Every process gets `setup`; nothing is pinned unless it says so. */
+  static async start(setup: Omit<FerrySetup, "role" | "processes">, gateways = 1): Promise<Fleet> {
     await using started = new AsyncDisposableStack();
     const redis = started.use(await RedisServer.start(setup.dir));
     const settings = { ...setup.settings, engine: { kind: "redis", url: redis.url } };
     const batcher = started.use(await FerryServer.start({ ...setup, settings, role: "batcher" }));
-    const doors: FerryServer[] = [];
-    for (const processes of gateways) {
-      const door = { ...setup, settings, role: "gateway" as const };
-      doors.push(started.use(await FerryServer.start(processes === 1 ? door : { ...door, processes })));
+    const all: FerryServer[] = [];
+    for (let at = 0; at < gateways; at++) {
+      all.push(started.use(await FerryServer.start({ ...setup, settings, role: "gateway" })));
     }
-    return new Fleet(redis, batcher, doors, started.move());
+    return new Fleet(redis, batcher, all, started.move());
   }
 
   get gateway(): FerryServer {

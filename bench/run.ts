@@ -27,7 +27,6 @@ import { held } from "./scenarios/held.ts";
 import { latencyIdle } from "./scenarios/latency-idle.ts";
 import { oip } from "./scenarios/oip.ts";
 import { overload } from "./scenarios/overload.ts";
-import { processes } from "./scenarios/processes.ts";
 import { redisLatency } from "./scenarios/redis-latency.ts";
 import { saturated } from "./scenarios/saturated.ts";
 import { soak } from "./scenarios/soak.ts";
@@ -54,7 +53,6 @@ const scenarios: readonly Scenario[] = [
   halved,
   embeddings,
   redisLatency,
-  processes,
   soak,
 ];
 

@@ -12,8 +12,9 @@ import { type Environment, format, type Section } from "../report.ts";
 const WAYS = [
   ["card, full batches of 64", "the card, full batches in a loop", "card"],
   ["Ferry, saturated", "Ferry", "ferry"],
-  ["through /v1/embeddings", "Ferry, OpenAI's API", "ferry"],
-  ["with pipeline: 1", "Ferry, pipeline: 1", "ferry"],
+  ["Ferry, /v1/embeddings, saturated", "Ferry, OpenAI's API", "ferry"],
+  ["Mosec, saturated", "Mosec", "peer"],
+  ["LitServe, saturated", "LitServe", "peer"],
   ["plain server, one call each", "a server, one call per request", "plain"],
 ] as const;
 
@@ -24,12 +25,12 @@ const BAR_WIDTH = 420;
 
 const STYLE = `
   .ground { fill: #ffffff } .text { fill: #1b2330 } .dim { fill: #5b6675 }
-  .card { fill: #b9c2cf } .ferry { fill: #163ab3 } .plain { fill: #b45309 }
+  .card { fill: #b9c2cf } .ferry { fill: #163ab3 } .peer { fill: #6b7f4a } .plain { fill: #b45309 }
   text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; font-variant-numeric: tabular-nums }
   .head { font-size: 16px; font-weight: 600 } .name { font-weight: 600 }
   @media (prefers-color-scheme: dark) {
     .ground { fill: #12161c } .text { fill: #e6eaf0 } .dim { fill: #9aa5b4 }
-    .card { fill: #4b5665 } .ferry { fill: #6172ff } .plain { fill: #f0a24b }
+    .card { fill: #4b5665 } .ferry { fill: #6172ff } .peer { fill: #a3b97d } .plain { fill: #f0a24b }
   }`;
 
 const rateIn = ({ report }: Section, name: string): number | undefined =>

@@ -1,4 +1,4 @@
-"""The two models of bench/gpu, as Ferry, the plain server and the loop without either call them.
+"""The two models of bench/gpu, as Ferry, the plain server, the peers and the loop without any of them call them.
 
     embed      examples/gpu-embeddings as it is: a bert-base shape, 128 tokens in, 768 float32 out; some 5 ms a batch
     generate   a gpt2-medium shape, 64 tokens in, 32 generated one by one; some 450 ms a batch
@@ -14,6 +14,8 @@ import os
 import struct
 import sys
 import time
+from array import array
+from itertools import accumulate, chain
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +30,16 @@ STEADY_SECONDS = float(os.environ.get("GENERATE_STEADY_MS", "0")) / 1000
 # layers, width, heads
 GPT = {"tiny": (2, 64, 2), "medium": (24, 1024, 16)}[os.environ.get("GENERATE_SHAPE", "medium")]
 GPT_VOCABULARY = 50257
+
+
+class Arrays(list):
+    """Inputs as Ferry hands them over with `inputs: int32`: `flat` has the numbers of all of them."""
+
+    def __init__(self, rows):
+        numbers = array("i", chain.from_iterable(rows))
+        self.flat = memoryview(numbers)
+        ends = list(accumulate(len(row) for row in rows))
+        super().__init__(self.flat[start:end] for start, end in zip([0, *ends], ends))
 
 
 def sums(ids):
@@ -138,7 +150,7 @@ def load_generator():
 
 @torch.inference_mode()
 def generate(inputs):
-    ids = embeddings.to_device(torch.tensor(inputs))
+    ids = embeddings.to_device(torch.frombuffer(inputs.flat, dtype=torch.int32).view(len(inputs), -1))
     if STEADY_SECONDS:
         time.sleep(STEADY_SECONDS)
         return embeddings.when_done(sums(ids))
@@ -151,7 +163,7 @@ def generate(inputs):
 
 if os.environ.get("GPU_BENCH_MODEL") == "generate":
     for size in (1, 64):
-        generate([[7] * 64] * size)()
+        generate(Arrays([[7] * 64] * size))()
 else:
     for size in (1, 64):
-        embed([[7] * 128] * size)()
+        embed(Arrays([[7] * 128] * size))()

@@ -23,7 +23,7 @@ length = 128 if name == "embed" else 64
 
 
 def batch(size):
-    return [[random.randrange(10_000, 30_000) for _ in range(length)] for _ in range(size)]
+    return models.Arrays([[random.randrange(10_000, 30_000) for _ in range(length)] for _ in range(size)])
 
 
 def pace(size):

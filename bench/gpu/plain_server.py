@@ -28,7 +28,7 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         asked = json.loads(self.rfile.read(int(self.headers["content-length"])))
         with one_at_a_time:
-            row = function([asked["input"]])()[0]
+            row = function(models.Arrays([asked["input"]]))()[0]
         body = b'{"output":"%s"}' % base64.b64encode(row.tobytes())
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
         self.wfile.write(head + body)

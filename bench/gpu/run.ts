@@ -1,7 +1,8 @@
 /**
- * Ferry in front of a real GPU, measured in one run against what the card can do and what a plain server makes of it.
+ * Ferry in front of a real GPU, measured in one run against what the card can do and what other servers make of it.
  *
- *   node bench/gpu/run.ts [--quick] [--python python3] [--out FOLDER] [graphs] [embed] [generate] [steady]
+ *   node bench/gpu/run.ts [--runs N] [--peers] [--processes N] [--quick] [--python python3] [--out FOLDER]
+ *                         [graphs] [embed] [generate] [steady]
  *
  *   graphs     a bert-base shape, 128 tokens in, 768 float32 out, the GPU's work replayed (EMBED_GRAPHS)
  *   embed      the same, every kernel started from Python: most of a batch's time is the interpreter's
@@ -10,45 +11,53 @@
  *
  * Of each:
  *
- *   ceiling    the model's function in a loop on full batches, two on their way (offline.py)
+ *   card       the model's function in a loop on full batches, two on their way (offline.py)
  *   plain      the same function behind an HTTP server that makes one call per request (plain_server.py)
- *   saturated  Ferry, embedded engine, one Python worker, more callers than it can serve: closed loop
- *   early off  the same with `pipeline: 1`
- *   openai     the same through /v1/embeddings
- *   at 70 %    Ferry at 0.7 of what it did saturated: open loop, Poisson
+ *   Ferry      memory engine, one Python worker, `inputs: int32`; of graphs through /v1/embeddings as well
+ *   peers      with --peers, of graphs: Mosec and LitServe, each with the fastest of the settings in peers.ts
+ *
+ * Ferry and the peers are measured --runs times (1), each time saturated (closed loop, more callers than can be served)
+ * and at 0.7 of what that gave (open loop, Poisson). A figure is the median of the runs; the notes have all of them.
+ * --processes: of `ferry serve`; default: a few where there are cores for them.
  *
  * The load comes from processes of their own. Every answer is checked: its first numbers are sums over the tokens of its
- * request, added up on the GPU. Prints a table, and writes it as JSON and as two charts into FOLDER (bench/results).
+ * request, added up on the GPU. Prints each run as it comes, then a table, and writes that as JSON, after each part, and
+ * as two charts into FOLDER ($OUT, or bench/results). `--runs 3 --peers graphs` takes some seven minutes.
  * Needs Python with PyTorch; where there is no GPU it runs on the CPU, which shows that it works and nothing else
  * (EMBED_SHAPE=tiny GENERATE_SHAPE=tiny). For a machine without Node: bench/kit.
  */
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
-import { tmpdir } from "node:os";
+import { availableParallelism, tmpdir } from "node:os";
 import { join, relative } from "node:path";
 import { parseArgs } from "node:util";
 import { chart } from "../chart.ts";
 import { childPids, killChildren } from "../process.ts";
-import { environment, render, type Section } from "../report.ts";
-import { type Figure, figure, type Report } from "../scenario.ts";
+import { environment, format, render, type Section } from "../report.ts";
+import { type Figure, figure } from "../scenario.ts";
 import { throughputChart } from "./chart.ts";
-import { offline, type Place, type Run, Server } from "./trials.ts";
+import { installedPeers, type Peer, PEERS, type PeerSettings } from "./peers.ts";
+import type { Shape } from "./requests.ts";
+import { BATCH, coresOf, type Curve, type Model, offline, type Place, type Run, Server } from "./trials.ts";
 
 const LOAD = 0.7;
-const SIZE = 64;
+/** A peer's settings are compared by so much of a closed loop. */
+const PROBE_SECONDS = 3;
 
-interface Subject {
+interface Goals {
+  readonly ofCard: number;
+  readonly busy: number;
+  /** At 70 % load, in ms or in batches. */
+  readonly p99: { readonly ms: number } | { readonly batches: number };
+}
+
+interface Subject extends Model {
   readonly name: string;
-  readonly model: "embed" | "generate";
-  readonly tokens: number;
-  readonly env: Readonly<Record<string, string>>;
-  readonly sizes: readonly number[];
   /** In the closed loops. */
   readonly callers: number;
   readonly plainCallers: number;
-  /** At 70 % load, in ms or in batches. */
-  readonly p99: { readonly ms: number } | { readonly batches: number };
   readonly seconds: { readonly closed: number; readonly open: number };
-  /** With `pipeline: 1` and through OpenAI's API as well. */
+  readonly goals: Goals;
+  /** Through OpenAI's API as well, and behind the peers. */
   readonly ways: boolean;
 }
 
@@ -58,10 +67,11 @@ const embed: Subject = {
   tokens: 128,
   env: {},
   sizes: [1, 8, 32, 64, 96, 128],
+  waitMs: 5,
   callers: 256,
   plainCallers: 16,
-  p99: { ms: 25 },
-  seconds: { closed: 10, open: 20 },
+  seconds: { closed: 6, open: 8 },
+  goals: { ofCard: 0.8, busy: 90, p99: { ms: 25 } },
   ways: false,
 };
 const generate: Subject = {
@@ -70,120 +80,262 @@ const generate: Subject = {
   tokens: 64,
   env: {},
   sizes: [1, 16, 64],
+  waitMs: 50,
   callers: 256,
   plainCallers: 8,
-  p99: { batches: 2.1 },
   seconds: { closed: 12, open: 30 },
+  goals: { ofCard: 0.8, busy: 90, p99: { batches: 2.1 } },
   ways: false,
 };
 const subjects: readonly Subject[] = [
-  { ...embed, name: "graphs", env: { EMBED_GRAPHS: "1" }, ways: true },
+  {
+    ...embed,
+    name: "graphs",
+    env: { EMBED_GRAPHS: "1" },
+    goals: { ofCard: 0.97, busy: 97, p99: { ms: 15 } },
+    ways: true,
+  },
   embed,
   generate,
   { ...generate, name: "steady", env: { GENERATE_STEADY_MS: "450" }, sizes: [64] },
 ];
+/** Of the card's, through /v1/embeddings. */
+const OPENAI_OF_CARD = 0.95;
 
-async function study(subject: Subject, place: Place): Promise<Report> {
-  const { seconds, callers, plainCallers } = subject;
+/** What a study adds to as it goes on. */
+interface Findings {
+  readonly figures: Figure[];
+  readonly notes: string[];
+  save(): void;
+}
+
+interface Phases {
+  readonly saturated: Run[];
+  readonly loaded: Run[];
+}
+
+async function study(subject: Subject, place: Place, options: Options, found: Findings): Promise<void> {
   const card = await offline(subject, place);
-  const full = card.curve.find(({ size }) => size === SIZE)!;
-  const one = await alone(subject, place, plainCallers, seconds.closed / 2);
-  const closed = { load: { kind: "closed", callers }, seconds: seconds.closed } as const;
-  await using server = await Server.ferry(subject, place);
-  const saturated = await server.under("Ferry, saturated", closed);
-  const rate = LOAD * saturated.rate;
-  const open = { load: { kind: "open", rate, arrivals: "poisson" }, seconds: seconds.open } as const;
-  const loaded = await server.under(`Ferry at ${LOAD * 100} % load`, open);
-  const runs = [saturated, loaded];
-  const ways: Figure[] = [];
-  if (subject.ways) {
-    const openai = await server.under("Ferry, /v1/embeddings", { ...closed, shape: "openai" });
-    await using other = await Server.ferry(subject, place, { pipeline: 1 });
-    const late = await other.under("Ferry, pipeline: 1", closed);
-    runs.push(late, openai);
-    ways.push(
-      figure("with pipeline: 1", late.rate, "req/s"),
-      figure("  GPU had a batch", 100 * late.card.batches, "%"),
-      figure("through /v1/embeddings", openai.rate, "req/s"),
-    );
+  const full = card.curve.find(({ size }) => size === BATCH)!;
+  found.notes.push(`${card.device}, PyTorch ${card.torch}; Ferry with ${place.processes} processes`);
+  found.figures.push(
+    ...card.curve.map(({ size, ms }) => figure(`card, a batch of ${size}`, ms, "ms")),
+    figure(`card, full batches of ${BATCH}`, full.per_second, "req/s"),
+  );
+  const one = await alone(subject, place);
+  found.figures.push(
+    figure("plain server, one call each", one.rate, "req/s"),
+    figure("plain server, p50", one.latency.percentileMs(50), "ms"),
+  );
+  found.notes.push(...one.notes);
+  found.save();
+  const all = [one, ...(await ferry(subject, place, options, full, found))];
+  if (subject.ways && options.peers !== undefined) {
+    for (const peer of PEERS) all.push(...(await behind(peer, subject, place, options, full, found)));
   }
-  return {
-    figures: [
-      ...card.curve.map(({ size, ms }) => figure(`card, a batch of ${size}`, ms, "ms")),
-      figure(`card, full batches of ${SIZE}`, full.per_second, "req/s"),
-      figure("plain server, one call each", one.rate, "req/s"),
-      figure("plain server, p50", one.latency.percentileMs(50), "ms"),
-      figure("Ferry, saturated", saturated.rate, "req/s"),
-      figure("  of the card's", saturated.rate / full.per_second, "ratio", ">=", 0.8),
-      figure("  times the plain server's", saturated.rate / one.rate, "ratio", ">=", 30),
-      busy(saturated),
-      figure("  GPU ran kernels (nvidia-smi)", 100 * saturated.card.kernels, "%"),
-      ...work(saturated),
-      ...ways,
-      figure(`Ferry at ${LOAD * 100} % of that`, loaded.rate, "req/s"),
-      figure("  p50", loaded.latency.percentileMs(50), "ms"),
-      "ms" in subject.p99
-        ? figure("  p99", loaded.latency.percentileMs(99), "ms", "<=", subject.p99.ms)
-        : figure("  p99", loaded.latency.percentileMs(99), "ms", "<=", subject.p99.batches * full.ms),
-      figure("  GPU had a batch", 100 * loaded.card.batches, "%"),
-      ...work(loaded),
-      figure("answers crossed", sum([one, ...runs], "crossed"), "count", "<=", 0),
-      figure("errors", sum([one, ...runs], "errors"), "count", "<=", 0),
-    ],
-    notes: [`${card.device}, PyTorch ${card.torch}`, ...[one, ...runs].flatMap((run) => run.notes)],
-  };
+  const sum = (name: "crossed" | "errors"): number => all.reduce((total, run) => total + run[name], 0);
+  found.figures.push(
+    figure("answers crossed", sum("crossed"), "count", "<=", 0),
+    figure("errors", sum("errors"), "count", "<=", 0),
+  );
+  found.save();
 }
 
-async function alone(subject: Subject, place: Place, callers: number, seconds: number): Promise<Run> {
+async function alone(subject: Subject, place: Place): Promise<Run> {
   await using server = await Server.plain(subject, place);
-  return await server.under("a plain server", { load: { kind: "closed", callers }, seconds });
+  const load = { kind: "closed", callers: subject.plainCallers } as const;
+  return await server.under("a plain server", { load, seconds: subject.seconds.closed / 2 });
 }
 
-function work({ fill, serverCpu, workerCpu }: Run): Figure[] {
+type Full = Curve["curve"][number];
+
+async function ferry(
+  subject: Subject,
+  place: Place,
+  { runs }: Options,
+  full: Full,
+  found: Findings,
+): Promise<readonly Run[]> {
+  await using server = await Server.ferry(subject, place);
+  const native: Phases = { saturated: [], loaded: [] };
+  const openai: Phases = { saturated: [], loaded: [] };
+  for (let run = 0; run < runs; run++) {
+    await round(server, "Ferry", subject, native);
+    if (subject.ways) await round(server, "Ferry, /v1/embeddings", subject, openai, "openai");
+  }
+  add(found, "Ferry", native, full, subject.goals);
+  if (subject.ways)
+    add(found, "Ferry, /v1/embeddings", openai, full, { ...subject.goals, ofCard: OPENAI_OF_CARD });
+  found.save();
+  return [native, openai].flatMap(({ saturated, loaded }) => [...saturated, ...loaded]);
+}
+
+async function behind(
+  peer: Peer,
+  subject: Subject,
+  place: Place,
+  { runs, peers }: Options,
+  full: Full,
+  found: Findings,
+): Promise<readonly Run[]> {
+  const { settings, probes } = await fastest(peer, subject, place);
+  const told = `${peer.name} ${peers!.get(peer.package)}`;
+  found.notes.push(
+    `${told}: ${JSON.stringify(settings)}, the fastest of ${probes
+      .map(([each, rate]) => `${JSON.stringify(each)} (${format(rate, "req/s")})`)
+      .join(", ")}`,
+  );
+  await using server = await Server.peer(peer, settings, subject, place);
+  const phases: Phases = { saturated: [], loaded: [] };
+  for (let run = 0; run < runs; run++) await round(server, peer.name, subject, phases);
+  add(found, peer.name, phases, full);
+  found.save();
+  return [...phases.saturated, ...phases.loaded];
+}
+
+async function fastest(
+  peer: Peer,
+  subject: Subject,
+  place: Place,
+): Promise<{ settings: PeerSettings; probes: readonly (readonly [PeerSettings, number])[] }> {
+  const probes: [PeerSettings, number][] = [];
+  const load = { kind: "closed", callers: subject.callers } as const;
+  for (const each of peer.settings) {
+    const settings = { batch: BATCH, wait_ms: subject.waitMs, ...each };
+    await using server = await Server.peer(peer, settings, subject, place);
+    const name = `${peer.name} ${JSON.stringify(settings)}`;
+    probes.push([settings, (await server.under(name, { load, seconds: PROBE_SECONDS })).rate]);
+  }
+  const [settings] = probes.reduce((best, each) => (each[1] > best[1] ? each : best));
+  return { settings, probes };
+}
+
+/** Saturated, then at a share of that. */
+async function round(
+  server: Server,
+  name: string,
+  { callers, seconds }: Subject,
+  { saturated, loaded }: Phases,
+  shape: Shape = "native",
+): Promise<void> {
+  const closed = { kind: "closed", callers } as const;
+  const most = await server.under(`${name}, saturated`, { load: closed, seconds: seconds.closed, shape });
+  saturated.push(most);
+  const open = { kind: "open", rate: LOAD * most.rate, arrivals: "poisson" } as const;
+  loaded.push(
+    await server.under(`${name} at ${LOAD * 100} % of that`, { load: open, seconds: seconds.open, shape }),
+  );
+}
+
+function add(found: Findings, name: string, { saturated, loaded }: Phases, full: Full, goals?: Goals): void {
+  const p99 = goals && ("ms" in goals.p99 ? goals.p99.ms : goals.p99.batches * full.ms);
+  found.figures.push(
+    over(`${name}, saturated`, saturated, ({ rate }) => rate, "req/s"),
+    over("  of the card's", saturated, ({ rate }) => rate / full.per_second, "ratio", ">=", goals?.ofCard),
+    ...shared(saturated, goals?.busy),
+    over(`${name} at ${LOAD * 100} % of that`, loaded, ({ rate }) => rate, "req/s"),
+    ...shared(loaded, undefined, p99),
+  );
+  const spread = (runs: readonly Run[], of: (run: Run) => number, digits: number): string =>
+    runs.map((run) => (Number.isNaN(of(run)) ? "–" : of(run).toFixed(digits))).join(", ");
+  found.notes.push(
+    `${name}: saturated ${spread(saturated, ({ rate }) => rate, 0)} req/s, ` +
+      `${spread(saturated, ({ rate }) => rate / full.per_second, 3)} of the card's, ` +
+      `GPU had a batch ${spread(saturated, busy, 1)} %, ran kernels ${spread(saturated, kernels, 0)} %; ` +
+      `at ${LOAD * 100} % p99 ${spread(loaded, ({ latency }) => latency.percentileMs(99), 1)} ms`,
+    `${name}: % of a core, saturated: ${eachProcess(saturated[0]!)}`,
+    ...[...saturated, ...loaded].flatMap(({ notes }) => notes),
+  );
+}
+
+/** Without a GPU, and of several processes on one, there is nothing to hold to `least`, %. */
+function shared(runs: readonly Run[], least?: number, most?: number): Figure[] {
+  const measured = !Number.isNaN(busy(runs[0]!));
+  const roles = [...new Set(runs[0]!.processes.map(({ role }) => role))].filter((role) => role !== "parent");
   return [
-    figure("  mean batch", fill, "count"),
-    figure("  Ferry CPU", 100 * serverCpu, "%"),
-    figure("  Python CPU", 100 * workerCpu, "%"),
+    ...(measured ? [over("  GPU had a batch", runs, busy, "%", ">=", least)] : []),
+    over("  GPU ran kernels (nvidia-smi)", runs, kernels, "%"),
+    over("  p50", runs, ({ latency }) => latency.percentileMs(50), "ms"),
+    over("  p99", runs, ({ latency }) => latency.percentileMs(99), "ms", "<=", most),
+    ...(Number.isNaN(runs[0]!.fill) ? [] : [over("  mean batch", runs, ({ fill }) => fill, "count")]),
+    over("  CPU, all processes", runs, (run) => 100 * coresOf(run), "%"),
+    ...roles.map((role) => over(`  CPU, ${role}`, runs, (run) => 100 * coresOf(run, role), "%")),
   ];
 }
 
-/** Without a GPU there is nothing to hold to the goal. */
-function busy({ card: { batches } }: Run): Figure {
-  return Number.isNaN(batches)
-    ? figure("  GPU had a batch", NaN, "%")
-    : figure("  GPU had a batch", 100 * batches, "%", ">=", 90);
+const busy = ({ card }: Run): number => 100 * card.batches;
+const kernels = ({ card }: Run): number => 100 * card.kernels;
+
+function eachProcess({ processes }: Run): string {
+  return processes.map(({ role, cores }) => `${role} ${(100 * cores).toFixed(0)}`).join(", ");
 }
 
-function sum(runs: readonly Run[], name: "crossed" | "errors"): number {
-  return runs.reduce((all, run) => all + run[name], 0);
+/** The median of the runs. */
+function over(
+  name: string,
+  runs: readonly Run[],
+  of: (run: Run) => number,
+  ...[unit, is, goal]: [Figure["unit"], ">=" | "<=", number | undefined] | [Figure["unit"]]
+): Figure {
+  const values = runs.map(of).sort((a, b) => a - b);
+  const middle = (values[(values.length - 1) >> 1]! + values[values.length >> 1]!) / 2;
+  return figure(name, middle, unit, is, goal);
+}
+
+interface Options {
+  readonly runs: number;
+  /** Versions by package; undefined: without peers. */
+  readonly peers: ReadonlyMap<string, string> | undefined;
+}
+
+/** Leaves cores for the worker, the card's driver and the load. */
+function fittingProcesses(): number {
+  return Math.max(1, Math.min(4, Math.floor((availableParallelism() - 4) / 2)));
 }
 
 const { values, positionals } = parseArgs({
   allowPositionals: true,
   options: {
     quick: { type: "boolean", default: false },
+    peers: { type: "boolean", default: false },
+    runs: { type: "string", default: "1" },
+    processes: { type: "string", default: String(fittingProcesses()) },
     python: { type: "string", default: "python3" },
-    out: { type: "string", default: join(import.meta.dirname, "../results") },
+    out: { type: "string", default: process.env["OUT"] ?? join(import.meta.dirname, "../results") },
   },
 });
 const chosen = subjects.filter(({ name }) => positionals.length === 0 || positionals.includes(name));
+const installed = values.peers ? installedPeers(values.python) : undefined;
+if (typeof installed === "string") {
+  process.stderr.write(`${installed}\n`);
+  process.exit(2);
+}
+const options: Options = { runs: Number(values.runs), peers: installed?.versions };
 const dir = mkdtempSync(join(tmpdir(), "ferry-gpu-"));
 process.on("exit", killChildren);
 const env = environment(undefined, values.quick);
 const sections: Section[] = [];
+mkdirSync(values.out, { recursive: true });
+const name = join(values.out, `gpu-${env.time.replaceAll(":", "-").slice(0, 19)}`);
+const save = (): void =>
+  writeFileSync(`${name}.json`, `${JSON.stringify({ environment: env, sections }, null, 2)}\n`);
 try {
   for (const subject of chosen) {
-    const tell = (text: string): void => void process.stderr.write(`${subject.name}: ${text}\n`);
-    const place = { dir, python: values.python, quick: values.quick, tell };
-    sections.push({ scenario: subject.name, report: await study(subject, place) });
-    process.stderr.write(`${render(env, sections.slice(-1))}\n`);
+    const startedAt = performance.now();
+    const tell = (text: string): void => {
+      const seconds = Math.round((performance.now() - startedAt) / 1000);
+      process.stderr.write(`${subject.name} ${String(seconds).padStart(4)} s  ${text}\n`);
+    };
+    const { quick, python } = values;
+    const place = { dir, python, quick, processes: Number(values.processes), tell };
+    const report = { figures: [], notes: [] };
+    sections.push({ scenario: subject.name, report });
+    await study(subject, place, options, { ...report, save });
+    if (chosen.length > 1) process.stderr.write(`${render(env, sections.slice(-1))}\n`);
   }
 } finally {
   rmSync(dir, { recursive: true, force: true });
 }
-mkdirSync(values.out, { recursive: true });
-const name = join(values.out, `gpu-${env.time.replaceAll(":", "-").slice(0, 19)}`);
-writeFileSync(`${name}.json`, `${JSON.stringify({ environment: env, sections }, null, 2)}\n`);
 writeFileSync(`${name}.svg`, throughputChart(env, sections));
 writeFileSync(`${name}-goals.svg`, chart(env, sections));
 process.stdout.write(`${render(env, sections)}\n`);

@@ -1,19 +1,23 @@
 /** The trials of bench/gpu: each starts what it needs, loads it from other processes, and ends it. */
 import { mkdtempSync, writeFileSync } from "node:fs";
-import { join } from "node:path";
+import { availableParallelism } from "node:os";
+import { basename, join } from "node:path";
 import { setTimeout } from "node:timers/promises";
 import type { LoadKind } from "../../src/cli/bench/driver.ts";
 import { Histogram } from "../../src/cli/bench/histogram.ts";
-import { Child, childPids, cpuMs } from "../process.ts";
+import { Child, childPids, commandOf, cpuMs, descendants } from "../process.ts";
 import { freePorts, host, ready } from "../server.ts";
 import { Card } from "./card.ts";
 import type { GpuLoad, GpuLoaded } from "./load.ts";
+import type { Peer, PeerSettings } from "./peers.ts";
 import type { Shape } from "./requests.ts";
 
 export interface Place {
   readonly dir: string;
   readonly python: string;
   readonly quick: boolean;
+  /** Of Ferry. */
+  readonly processes: number;
   tell(text: string): void;
 }
 
@@ -22,8 +26,8 @@ export interface Model {
   readonly tokens: number;
   readonly env: Readonly<Record<string, string>>;
   readonly sizes: readonly number[];
-  /** Python processes behind Ferry, all on the same GPU; left out: one. */
-  readonly workers?: number;
+  /** The longest that an input waits for others while a worker is free. */
+  readonly waitMs: number;
 }
 
 export interface Curve {
@@ -31,6 +35,13 @@ export interface Curve {
   readonly device: string;
   readonly alone_ms: number;
   readonly curve: readonly { readonly size: number; readonly ms: number; readonly per_second: number }[];
+}
+
+/** `cores`: used on average. */
+export interface ProcessLoad {
+  readonly role: string;
+  readonly pid: number;
+  readonly cores: number;
 }
 
 export interface Run {
@@ -41,9 +52,8 @@ export interface Run {
   /** Mean tasks in a batch; NaN where there are none. */
   readonly fill: number;
   readonly card: ReturnType<Card["read"]>;
-  /** Cores used. */
-  readonly serverCpu: number;
-  readonly workerCpu: number;
+  /** The server and everything it has started. */
+  readonly processes: readonly ProcessLoad[];
   readonly notes: readonly string[];
 }
 
@@ -53,10 +63,16 @@ export interface Work {
   readonly shape?: Shape;
 }
 
+export const BATCH = 64;
+
 const here = import.meta.dirname;
-const GENERATORS = 2;
-const WARM_MS = 4000;
+const GENERATORS = availableParallelism() >= 8 ? 4 : 2;
+/** Under the first load, and under each one after it. */
+const WARM_MS = [4000, 2000] as const;
 const START_MS = 180_000;
+const ASK_MS = 500;
+/** For a server to end what it has started. */
+const GRACE_MS = 3000;
 const BUSY_GENERATOR = 0.8;
 
 export async function offline({ model, sizes, env }: Model, place: Place): Promise<Curve> {
@@ -68,23 +84,33 @@ export async function offline({ model, sizes, env }: Model, place: Place): Promi
   return JSON.parse(text.trim().split("\n").at(-1)!) as Curve;
 }
 
+type RoleOf = (pid: number, command: readonly string[]) => string;
+
 /** Something that answers, under one load after the other. */
 export class Server implements AsyncDisposable {
   readonly #child: Child;
   readonly #model: Model;
   readonly #place: Place;
-  readonly #port: number;
+  readonly #target: { readonly port: number; readonly path: string };
   readonly #busyFile: string;
-  /** The Python processes behind Ferry; none for a server that is Python itself. */
-  readonly #workers: readonly number[];
+  readonly #roles: ReadonlyMap<number, string>;
+  #loads = 0;
 
-  private constructor(child: Child, model: Model, place: Place, port: number, busyFile: string) {
+  private constructor(
+    child: Child,
+    model: Model,
+    place: Place,
+    target: { readonly port: number; readonly path: string },
+    busyFile: string,
+    roleOf: RoleOf,
+  ) {
     this.#child = child;
     this.#model = model;
     this.#place = place;
-    this.#port = port;
+    this.#target = target;
     this.#busyFile = busyFile;
-    this.#workers = childPids(child.pid);
+    const pids = [child.pid, ...descendants(child.pid)];
+    this.#roles = new Map(pids.map((pid) => [pid, roleOf(pid, commandOf(pid))]));
   }
 
   static async plain(model: Model, place: Place): Promise<Server> {
@@ -92,60 +118,166 @@ export class Server implements AsyncDisposable {
     const args = [join(here, "plain_server.py"), model.model, String(port)];
     const child = new Child("-u", args, { program: place.python, env: model.env });
     await ready(child, START_MS);
-    return new Server(child, model, place, port!, "");
+    return new Server(child, model, place, { port: port!, path: "/" }, "", () => "Python");
   }
 
-  /** `settings`: of the model in ferry.yaml. */
-  static async ferry(model: Model, place: Place, settings: object = {}): Promise<Server> {
+  static async ferry(model: Model, place: Place): Promise<Server> {
     const [port] = await freePorts(1);
     const folder = mkdtempSync(join(place.dir, "ferry-"));
     const file = join(folder, "ferry.yaml");
     const busyFile = join(folder, "busy");
     // JSON is YAML.
-    writeFileSync(file, JSON.stringify(configuration(model, port!, place.python, settings)));
-    // Two on one GPU would both count the time that it gives to either.
-    const counted = model.workers === undefined ? { GPU_BUSY_FILE: busyFile } : {};
-    const env = { ...model.env, ...counted, GPU_BENCH_MODEL: model.model };
-    const child = new Child(join(here, "../../src/cli.ts"), ["serve", "-c", file], { maxFiles: 16_384, env });
+    writeFileSync(file, JSON.stringify(configuration(model, port!, place.python)));
+    const env = { ...model.env, GPU_BUSY_FILE: busyFile, GPU_BENCH_MODEL: model.model };
+    const several = place.processes === 1 ? [] : ["--processes", String(place.processes)];
+    const args = ["serve", "-c", file, ...several];
+    const child = new Child(join(here, "../../src/cli.ts"), args, { maxFiles: 16_384, env });
     await ready(child, START_MS);
-    return new Server(child, model, place, port!, busyFile);
+    const target = { port: port!, path: "/v1/inference" };
+    return new Server(child, model, place, target, busyFile, (pid, command) =>
+      ferryRole(child, pid, command),
+    );
+  }
+
+  /** Rejects where the peer does not answer in time. */
+  static async peer(peer: Peer, settings: PeerSettings, model: Model, place: Place): Promise<Server> {
+    const [port] = await freePorts(1);
+    const args = [join(here, peer.file), String(port), JSON.stringify(settings)];
+    const child = new Child("-u", args, { program: place.python, env: model.env, maxFiles: 16_384 });
+    const target = { port: port!, path: peer.path };
+    const asking = new AbortController();
+    try {
+      await Promise.race([answers(target, model, asking.signal), child.line(() => false, START_MS)]);
+    } catch (error) {
+      asking.abort();
+      await endTree(child);
+      throw error;
+    }
+    const role = (_: number, [program = ""]: readonly string[]): string =>
+      basename(program).startsWith("python") ? "Python" : basename(program);
+    return new Server(child, model, place, target, "", role);
   }
 
   async under(what: string, { load, seconds, shape = "native" }: Work): Promise<Run> {
-    this.#place.tell(what);
     using card = new Card(this.#busyFile);
     const { model, tokens } = this.#model;
     const measureMs = this.#place.quick ? 2000 : seconds * 1000;
-    const path = shape === "native" ? "/v1/inference" : "/v1/embeddings";
-    const common = { host, port: this.#port, path, shape, model, tokens, warmMs: WARM_MS, measureMs };
+    const warmMs = WARM_MS[this.#loads++ === 0 ? 0 : 1];
+    const path = shape === "native" ? this.#target.path : "/v1/embeddings";
+    const common = { host, port: this.#target.port, path, shape, model, tokens, warmMs, measureMs };
     const generators = Array.from({ length: GENERATORS }, (_, at) => {
       const spec: GpuLoad = { ...common, process: at, load: shareOf(load) };
       return new Child(join(here, "load.ts"), [JSON.stringify(spec)], { maxFiles: 16_384 });
     });
-    await Promise.all(generators.map((each) => each.line((line) => line === "measuring", WARM_MS + 30_000)));
+    await Promise.all(generators.map((each) => each.line((line) => line === "measuring", warmMs + 30_000)));
     card.start();
-    const [from, startedAt] = [this.#cpu(), performance.now()];
+    const [from, startedAt] = [this.#cpuMs(), performance.now()];
     await setTimeout(measureMs);
-    const [to, ms, used] = [this.#cpu(), performance.now() - startedAt, card.read()];
+    const [to, ms, used] = [this.#cpuMs(), performance.now() - startedAt, card.read()];
     const texts = await Promise.all(generators.map((each) => each.output(60_000)));
     const loaded = texts.map((text) => JSON.parse(text) as GpuLoaded);
-    return {
+    const run: Run = {
       ...totals(loaded, measureMs),
       card: used,
-      serverCpu: (to.server - from.server) / ms,
-      workerCpu: (to.worker - from.worker) / ms,
+      processes: [...this.#roles].map(([pid, role]) => ({
+        role,
+        pid,
+        cores: (to.get(pid)! - from.get(pid)!) / ms,
+      })),
       notes: notesOn(what, loaded),
     };
+    this.#place.tell(`${what}: ${inOneLine(run)}`);
+    return run;
   }
 
-  #cpu(): { readonly server: number; readonly worker: number } {
-    const worker = this.#workers.reduce((sum, pid) => sum + cpuMs(pid), 0);
-    return { server: cpuMs(this.#child.pid), worker };
+  #cpuMs(): ReadonlyMap<number, number> {
+    return new Map(Array.from(this.#roles.keys(), (pid) => [pid, cpuMsOrNone(pid)]));
   }
 
   async [Symbol.asyncDispose](): Promise<void> {
-    await this.#child[Symbol.asyncDispose]();
+    await endTree(this.#child);
   }
+}
+
+/** LitServe leaves processes behind, which also keep its output open. */
+async function endTree(child: Child): Promise<void> {
+  const others = descendants(child.pid);
+  const ended = child[Symbol.asyncDispose]();
+  await Promise.race([ended, setTimeout(GRACE_MS)]);
+  for (const pid of others) {
+    try {
+      process.kill(pid, "SIGKILL");
+    } catch {
+      // It has ended.
+    }
+  }
+  await ended;
+}
+
+/** Of `ferry serve --processes`: its commands are alike, but only one has the workers. */
+function ferryRole(child: Child, pid: number, command: readonly string[]): string {
+  if (isWorker(command)) return "Python";
+  if (childPids(pid).some((other) => isWorker(commandOf(other)))) return "core";
+  return pid === child.pid ? "parent" : "gateway";
+}
+
+function isWorker(command: readonly string[]): boolean {
+  return command.some((word) => word.endsWith("ferry_worker.py"));
+}
+
+function cpuMsOrNone(pid: number): number {
+  try {
+    return cpuMs(pid);
+  } catch {
+    return NaN; // it has ended
+  }
+}
+
+/** Resolves when a request is answered with 200. */
+async function answers(
+  { port, path }: { port: number; path: string },
+  { tokens }: Model,
+  given: AbortSignal,
+): Promise<void> {
+  const body = JSON.stringify({ input: Array(tokens).fill(10_000) });
+  while (!given.aborted) {
+    try {
+      const signal = AbortSignal.timeout(10_000);
+      const headers = { "content-type": "application/json" };
+      const response = await fetch(`http://${host}:${port}${path}`, {
+        method: "POST",
+        headers,
+        body,
+        signal,
+      });
+      await response.text();
+      if (response.ok) return;
+    } catch {
+      // It does not listen yet.
+    }
+    await setTimeout(ASK_MS);
+  }
+}
+
+/** Cores used by all processes of that role, or by all. */
+export function coresOf({ processes }: Run, role?: string): number {
+  return processes
+    .filter((each) => (role === undefined || each.role === role) && !Number.isNaN(each.cores))
+    .reduce((sum, { cores }) => sum + cores, 0);
+}
+
+function inOneLine(run: Run): string {
+  const percent = (share: number): string => (Number.isNaN(share) ? "–" : `${(100 * share).toFixed(1)} %`);
+  const [p50, p99] = [50, 99].map((rank) => run.latency.percentileMs(rank).toFixed(1));
+  const processes = run.processes
+    .filter(({ cores }) => cores >= 0.005)
+    .map(({ role, cores }) => `${role} ${(100 * cores).toFixed(0)}`)
+    .join(", ");
+  return (
+    `${Math.round(run.rate)} req/s, p50 ${p50} p99 ${p99} ms, card had a batch ${percent(run.card.batches)}, ran kernels ` +
+    `${percent(run.card.kernels)}, mean batch ${Number.isNaN(run.fill) ? "–" : run.fill.toFixed(1)}, ` +
+    `${run.errors} errors, ${run.crossed} crossed, CPU % of a core: ${processes}`
+  );
 }
 
 function totals(
@@ -164,29 +296,25 @@ function totals(
   };
 }
 
-function configuration(
-  { model, workers = 1 }: Model,
-  port: number,
-  python: string,
-  settings: object,
-): unknown {
+function configuration({ model, waitMs }: Model, port: number, python: string): unknown {
   const backend = {
     kind: "python",
     function: `${join(here, "models.py")}:${model}`,
-    workers,
+    inputs: "int32",
+    workers: 1,
     python,
     startTimeoutMs: START_MS,
   };
   const own = {
     name: model,
     backend,
-    maxBatchSize: 64,
+    maxBatchSize: BATCH,
+    maxWaitMs: waitMs,
     // No input comes twice: there is nothing to reuse.
     cache: { scope: "off" },
     collapse: false,
     ...(model === "embed" && { protocols: ["openai-embeddings"] }),
     timeouts: { queueMs: 20_000, workerMs: 5000, totalMs: 25_000 },
-    ...settings,
   };
   return { listen: `${host}:${port}`, admin: { listen: `${host}:0` }, models: [own] };
 }

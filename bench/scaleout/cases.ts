@@ -1,7 +1,7 @@
 /**
  * The cases of bench/scaleout.ts: which processes, which workers behind them, which load.
  *
- * Names are `STORE-GATEWAYSxBATCHERS` where the loop is closed, and say the load where it is open.
+ * Names are `STORE-GATEWAYSxBATCHERS`, or `cores-GATEWAYS` without Redis, where the loop is closed, and say the load where it is open.
  */
 import type { SimulatedModel } from "../server.ts";
 
@@ -13,6 +13,8 @@ export interface ScaleCase {
   readonly redis: 0 | 1 | 3;
   readonly gateways: number;
   readonly batchers: number;
+  /** Without Redis: gateway processes of `--processes`, beside one core process. Undefined: one process for all. */
+  readonly processes?: number;
   /** Further gateways that get no request. */
   readonly idleGateways?: number;
   /** Simulated workers of all batchers together, `baseMs` for a batch of any size up to 64. */
@@ -34,11 +36,19 @@ const SATURATED = { workers: 64, baseMs: 1, warmSeconds: 4, seconds: 5 };
 const THIN = { cores: 16, workers: 9, baseMs: 200, rate: 200, warmSeconds: 2, seconds: 8 } as const;
 const MEMORY = { redis: 0, gateways: 1, batchers: 0 } as const;
 
+/** `cores-N`: gateway processes and a core process on one machine, without Redis. */
+export const PROCESS_COUNTS = [2, 4, 6, 8] as const;
+
 /** How many gateways the chart has points for. */
 export const GATEWAY_COUNTS = [1, 2, 4, 6, 8] as const;
 
 export const cases: readonly ScaleCase[] = [
   { name: "memory", cores: 16, ...MEMORY, ...SATURATED },
+  ...PROCESS_COUNTS.map((processes): ScaleCase => {
+    return { name: `cores-${processes}`, cores: 16, ...MEMORY, processes, ...SATURATED };
+  }),
+  // 180 x 64 / 0.2 s = 57,600/s: 87 % load.
+  { name: "cores-50k", ...poisson(50_000, 180), ...MEMORY, processes: 6 },
   { name: "redis-1x1", cores: 16, redis: 1, gateways: 1, batchers: 1, ...SATURATED },
   ...GATEWAY_COUNTS.map((n) => saturated("redis", n)),
   ...GATEWAY_COUNTS.map((n) => saturated("cluster", n)),
@@ -55,6 +65,7 @@ export const cases: readonly ScaleCase[] = [
 
   // Three or four processes on two cores need longer until their code is optimised.
   { name: "two-memory", cores: 2, ...MEMORY, ...SATURATED, warmSeconds: 10 },
+  { name: "two-cores", cores: 2, ...MEMORY, processes: 2, ...SATURATED, warmSeconds: 10 },
   { name: "two-redis", cores: 2, redis: 1, gateways: 1, batchers: 1, ...SATURATED, warmSeconds: 10 },
   {
     ...poisson(10_000, 36),

@@ -13,14 +13,14 @@ import { join } from "node:path";
 import { Histogram } from "../../src/cli/bench/histogram.ts";
 import { measure, type Measured } from "../generator.ts";
 import type { LoadSpec } from "../load.ts";
-import { cpuMs, machineCpuMs } from "../process.ts";
+import { childPids, cpuMs, machineCpuMs } from "../process.ts";
 import { RedisCluster, RedisServer } from "../redis.ts";
 import type { Environment } from "../report.ts";
 import { FerryServer, type FerrySetup } from "../server.ts";
 import { CALLERS, type ScaleCase } from "./cases.ts";
 
 /** Kinds of process whose CPU is told apart. */
-export type Kind = "gateway" | "batcher" | "redis" | "idle" | "generator";
+export type Kind = "gateway" | "core" | "batcher" | "redis" | "idle" | "generator";
 
 /** One run of one case: a line of the file of results. */
 export interface ScaleResult {
@@ -82,6 +82,8 @@ interface ScaleFleet extends AsyncDisposable {
   readonly batchers: readonly FerryServer[];
   readonly gateways: readonly FerryServer[];
   readonly idle: readonly FerryServer[];
+  /** Whose CPU is read. */
+  readonly pids: Readonly<Record<Exclude<Kind, "generator">, readonly number[]>>;
 }
 
 interface Reading {
@@ -122,8 +124,9 @@ async function startFleet(scaleCase: ScaleCase, dir: string): Promise<ScaleFleet
   const settings = { limits: { maxQueued: 100_000 } };
   if (scaleCase.redis === 0) {
     const setup = { dir, maxFiles: MAX_FILES, settings, models: modelsOf(scaleCase, scaleCase.workers) };
-    const server = started.use(await FerryServer.start(setup));
-    return fleetOf({ redis: [], batchers: [], gateways: [server], idle: [] }, started.move());
+    const { processes } = scaleCase;
+    const server = started.use(await FerryServer.start({ ...setup, ...(processes && { processes }) }));
+    return fleetOf({ redis: [], batchers: [], gateways: [server], idle: [] }, started.move(), processes);
   }
   const redis = await startRedis(scaleCase.redis, dir, started);
   const engine =
@@ -184,8 +187,25 @@ async function allOf<T>(promises: readonly Promise<T>[]): Promise<T[]> {
   return await Promise.all(promises);
 }
 
-function fleetOf(parts: Omit<ScaleFleet, keyof AsyncDisposable>, stack: AsyncDisposableStack): ScaleFleet {
-  return { ...parts, [Symbol.asyncDispose]: () => stack.disposeAsync() };
+function fleetOf(
+  parts: Omit<ScaleFleet, "pids" | keyof AsyncDisposable>,
+  stack: AsyncDisposableStack,
+  processes?: number,
+): ScaleFleet {
+  const of = (servers: readonly { readonly pid: number }[]): number[] => servers.map(({ pid }) => pid);
+  const pids = {
+    gateway: of(parts.gateways),
+    core: [] as number[],
+    batcher: of(parts.batchers),
+    redis: of(parts.redis),
+    idle: of(parts.idle),
+  };
+  if (processes !== undefined) {
+    // The parent starts the core first.
+    const [core, ...gateways] = childPids(parts.gateways[0]!.pid).toSorted((a, b) => a - b);
+    Object.assign(pids, { gateway: gateways, core: [core!] });
+  }
+  return { ...parts, pids, [Symbol.asyncDispose]: () => stack.disposeAsync() };
 }
 
 function modelsOf({ baseMs, policy }: ScaleCase, workers: number): FerrySetup["models"] {
@@ -213,7 +233,8 @@ async function load(
 ): Promise<{ runs: Measured[]; before: Reading; after: Reading }> {
   const warmMs = (options.warmSeconds ?? scaleCase.warmSeconds) * 1000;
   const measureMs = (options.seconds ?? scaleCase.seconds) * 1000;
-  const targets = fleet.gateways.flatMap((gateway) => Array.from({ length: generators }, () => gateway));
+  const length = generators * (scaleCase.processes ?? 1);
+  const targets = fleet.gateways.flatMap((gateway) => Array.from({ length }, () => gateway));
   let measuring = 0;
   let before: Reading | undefined;
   let after: Reading | undefined;
@@ -276,9 +297,7 @@ function optionsFor({ pid }: FerryServer): { readonly serverPid: number; readonl
 
 async function read(fleet: ScaleFleet): Promise<Reading> {
   const { usedMs, stolenMs } = machineCpuMs();
-  const pids = [fleet.redis, fleet.batchers, fleet.gateways, fleet.idle].flatMap((servers) =>
-    servers.map(({ pid }) => pid),
-  );
+  const pids = Object.values(fleet.pids).flat();
   const reading = {
     atMs: performance.now(),
     cpuMs: new Map(pids.map((pid) => [pid, cpuMs(pid)])),
@@ -335,13 +354,14 @@ function cpuOf(
   after: Reading,
 ): Pick<ScaleResult, "cpu" | "otherCores"> {
   const ms = after.atMs - before.atMs;
-  const cores = ({ pid }: { readonly pid: number }): number =>
-    (after.cpuMs.get(pid)! - before.cpuMs.get(pid)!) / ms;
+  const cores = (pid: number): number => (after.cpuMs.get(pid)! - before.cpuMs.get(pid)!) / ms;
+  const { pids } = fleet;
   const cpu = {
-    gateway: fleet.gateways.map(cores),
-    batcher: fleet.batchers.map(cores),
-    redis: fleet.redis.map(cores),
-    idle: fleet.idle.map(cores),
+    gateway: pids.gateway.map(cores),
+    core: pids.core.map(cores),
+    batcher: pids.batcher.map(cores),
+    redis: pids.redis.map(cores),
+    idle: pids.idle.map(cores),
     generator: runs.map(({ cpuShare }) => cpuShare),
   };
   const known = Object.values(cpu)

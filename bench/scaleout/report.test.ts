@@ -21,7 +21,7 @@ const plain: ScaleResult = {
   late: 0,
   latencyMs: { p50: 20, p99: 40, p999: 50, max: 60 },
   meanBatch: 32,
-  cpu: { gateway: [0.75], batcher: [0.2, 0.2, 0.1], redis: [0.2], idle: [], generator: [0.25] },
+  cpu: { gateway: [0.75], core: [], batcher: [0.2, 0.2, 0.1], redis: [0.2], idle: [], generator: [0.25] },
   otherCores: 0,
 };
 
@@ -55,7 +55,7 @@ void test("a row has CPU per task by kind, and the median and range of several f
     "40.0 ms",
     "0",
   ]);
-  assert.deepEqual(row.slice(8, 10), ["68.2 µs (62.5–75.0)", "45.5 µs (41.7–50.0)"]);
+  assert.deepEqual(row.slice(8, 11), ["68.2 µs (62.5–75.0)", "–", "45.5 µs (41.7–50.0)"]);
   assert.match(text, /Redis 7\.0\.15; commit abc1234/);
 });
 

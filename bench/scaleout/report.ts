@@ -53,10 +53,12 @@ const COLUMNS = [
   "p99",
   "errors",
   "CPU per task: gateway",
+  "core",
   "batcher",
   "Redis",
   "generator",
   "busiest gateway",
+  "core",
   "busiest Redis",
   "busiest generator",
   "mean batch",
@@ -73,7 +75,8 @@ function table(results: Results): string[] {
 
 function rowOf(one: ScaleCase, runs: readonly ScaleResult[]): string[] {
   const cell = (unit: Unit, pick: (run: ScaleResult) => number): string => spread(runs.map(pick), unit);
-  const processes = one.redis === 0 ? "one process" : fleetText(one);
+  const alone = one.processes === undefined ? "one process" : `${one.processes} and a core`;
+  const processes = one.redis === 0 ? alone : fleetText(one);
   return [
     `\`${one.name}\``,
     processes,
@@ -84,10 +87,12 @@ function rowOf(one: ScaleCase, runs: readonly ScaleResult[]): string[] {
     cell("ms", ({ latencyMs }) => latencyMs.p99),
     cell("count", ({ errors }) => errors),
     cell("µs", (run) => perTaskMicros(run, "gateway")),
+    cell("µs", (run) => perTaskMicros(run, "core")),
     cell("µs", (run) => perTaskMicros(run, "batcher")),
     cell("µs", (run) => perTaskMicros(run, "redis")),
     cell("µs", (run) => perTaskMicros(run, "generator")),
     cell("%", (run) => busiest(run, "gateway") * 100),
+    cell("%", (run) => busiest(run, "core") * 100),
     cell("%", (run) => busiest(run, "redis") * 100),
     cell("%", (run) => busiest(run, "generator") * 100),
     cell("count", ({ meanBatch }) => Math.round(meanBatch * 10) / 10),
@@ -102,12 +107,12 @@ function fleetText({ gateways, batchers, redis, idleGateways = 0 }: ScaleCase): 
 
 /** CPU of all processes of a kind for one answered request. NaN without such processes. */
 export function perTaskMicros({ cpu, rate }: ScaleResult, kind: Kind): number {
-  if (cpu[kind].length === 0) return NaN;
+  if (!cpu[kind]?.length) return NaN;
   return (cpu[kind].reduce((sum, cores) => sum + cores, 0) * 1e6) / rate;
 }
 
 function busiest({ cpu }: ScaleResult, kind: Kind): number {
-  return cpu[kind].length === 0 ? NaN : Math.max(...cpu[kind]);
+  return !cpu[kind]?.length ? NaN : Math.max(...cpu[kind]);
 }
 
 function remarks({ seconds }: ScaleCase, run: ScaleResult): string[] {
@@ -145,6 +150,23 @@ const p99Of = ({ latencyMs }: ScaleResult): number => latencyMs.p99;
 const errorsOf = ({ errors }: ScaleResult): number => errors;
 
 const goals: readonly ScaleGoal[] = [
+  {
+    name: "throughput of 6 gateway processes and a core, without Redis",
+    unit: "req/s",
+    is: ">=",
+    goal: 60_000,
+    of: ["cores-6"],
+    value: rateOf,
+  },
+  {
+    name: "CPU of the core process per task, 6 gateway processes",
+    unit: "µs",
+    is: "<=",
+    goal: 15,
+    of: ["cores-6"],
+    value: (run) => perTaskMicros(run, "core"),
+  },
+  ...underLoad("cores-50k", "50,000/s, 6 gateway processes and a core", 400),
   {
     name: "Redis CPU per task, 1 gateway and 1 batcher, saturated",
     unit: "µs",

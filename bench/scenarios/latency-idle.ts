@@ -12,6 +12,8 @@ import { FerryServer, workBetween, type Counters } from "../server.ts";
 import { figure, loadNotes, tickText, type Bench, type Report, type Scenario } from "../scenario.ts";
 
 const workerMs = 100;
+/** `BENCH_PROCESSES=2`: with so many gateway processes and a core process, which are not pinned to one core. */
+const processes = Number(process.env["BENCH_PROCESSES"] ?? 1);
 
 export const latencyIdle: Scenario = {
   name: "latency-idle",
@@ -23,7 +25,7 @@ export const latencyIdle: Scenario = {
 async function run(bench: Bench): Promise<Report> {
   await using server = await FerryServer.start({
     dir: bench.dir,
-    core: bench.cores?.server,
+    ...(processes > 1 ? { processes } : { core: bench.cores?.server }),
     models: [{ name: "bench", workers: 1, baseMs: workerMs, policy: "adaptive" }],
   });
   const requests = bench.quick ? 60 : 300;

@@ -121,7 +121,7 @@ async function wakeUps(bench: Bench): Promise<Report> {
   // Each task has a worker for itself: the load is light, and no end waits for another's.
   const workers = Math.ceil((wakeRate * wakeWorkerMs) / 1000) * 2;
   const models = [{ name: "bench", workers, baseMs: wakeWorkerMs, policy: "latency" as const }];
-  await using fleet = await Fleet.start({ dir: bench.dir, models }, [1, 1]);
+  await using fleet = await Fleet.start({ dir: bench.dir, models }, 2);
   const [a, b] = fleet.gateways as [FerryServer, FerryServer];
   const client = new Client(a.target, b.target);
   bench.progress("wake-up: warming up");

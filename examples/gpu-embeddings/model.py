@@ -135,20 +135,27 @@ encoder.to(DEVICE, torch.bfloat16 if ON_GPU else torch.float32)
 
 def batch_of(inputs):
     """The ids of all inputs, padded to a common length, and how many each has; None where all are that long."""
-    rows = [tokens_of(one) if isinstance(one, str) else one for one in inputs]
+    # Token ids with `inputs: int32` lie in one block already.
+    block = getattr(inputs, "flat", None)
+    rows = inputs if block is not None else [tokens_of(one) if isinstance(one, str) else one for one in inputs]
     lengths = [len(row) for row in rows]
     if max(lengths) > MOST_TOKENS or min(lengths) == 0:
         raise ValueError("an input has from 1 to %d tokens" % MOST_TOKENS)
-    width = next(bucket for bucket in BUCKETS if bucket >= max(lengths))
-    whole = min(lengths) == width
-    if not whole:
-        rows = [row + [0] * (width - len(row)) for row in rows]
-    # By way of an array: torch.tensor() looks at lists of lists one number at a time.
-    ids = torch.frombuffer(array("q", chain.from_iterable(rows)), dtype=torch.long).view(len(rows), width)
+    if block is None:
+        # By way of an array: torch.tensor() looks at lists of lists one number at a time.
+        block = array("i", chain.from_iterable(rows))
+    numbers = torch.frombuffer(block, dtype=torch.int32)
     # A GPU that is asked for a word it does not have is of no use to anybody any more.
-    if ids.min() < 0 or ids.max() >= VOCABULARY:
+    if numbers.min() < 0 or numbers.max() >= VOCABULARY:
         raise ValueError("a token is a whole number from 0 to %d" % (VOCABULARY - 1))
-    return to_device(ids), None if whole else to_device(torch.tensor(lengths))
+    width = next(bucket for bucket in BUCKETS if bucket >= max(lengths))
+    if min(lengths) == width:
+        return to_device(numbers.view(len(rows), width)), None
+    ids, start = torch.zeros((len(rows), width), dtype=torch.int32), 0
+    for row, length in zip(ids, lengths):
+        row[:length] = numbers[start : start + length]
+        start += length
+    return to_device(ids), to_device(torch.tensor(lengths))
 
 
 def to_device(tensor):

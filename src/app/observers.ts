@@ -145,7 +145,7 @@ function openLive(parts: ObserverParts): { routes: Routes; close(): void } {
   const { targetUtilization } = config.admission;
   const delay = new LoopDelay(clock);
   const { events, end } = listening(parts.events);
-  const fold = new Fold({ models, tiers, role, targetUtilization }, { ...parts, events, delay });
+  const fold = new Fold({ models, tiers, role, targetUtilization, fleet }, { ...parts, events, delay });
   const unwatch = fleet ? engine.watch({ settled: (record) => fold.ended(record) }) : () => {};
   const about = {
     version: version(),

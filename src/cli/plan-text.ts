@@ -2,6 +2,7 @@
  * Output of `ferry plan`: tables, an arrow at the answer, and the assumptions below. Latencies in ms. "fill": mean
  * tasks per batch. Cost per million = workers × price per hour ÷ requests per hour × 1,000,000.
  */
+import { CPU_US, neededProcesses, TARGET_SHARE, type NeededProcesses } from "../app/processes/fitting.ts";
 import { count, plural } from "./terminal/banner.ts";
 import {
   type PlanRequest,
@@ -56,6 +57,7 @@ export function planText(plan: Plan, ask: PlanRequest, cost: number | undefined,
     ...tierLines(recommended, ask),
     policyLine(plan),
     boundLine(plan, ask.goal),
+    processesLine(processesFor(ask)),
     "",
     ...assumed(ask).map((line) => colors.dim(line)),
     "",
@@ -111,6 +113,26 @@ function boundLine({ boundMs, recommended }: Plan, goal: Goal): string {
     : `  bound for any policy: ${goal.name} ≥ ${whole(boundMs)}`;
 }
 
+/** For the crowds, where there are some. */
+function processesFor({ perSecond, burst = 1 }: PlanRequest): NeededProcesses {
+  return neededProcesses(perSecond * burst);
+}
+
+function processesLine({ machines, processes, cores, share, coreShare }: NeededProcesses): string {
+  if (coreShare === undefined) {
+    return `  one Ferry process is enough: ${percent(share)} of a core, ${cpu(CPU_US.single)}`;
+  }
+  const where = machines === 1 ? `${cores} cores` : `each of ${machines} machines with ${cores} cores`;
+  return (
+    `  ferry serve --processes ${processes} on ${where}: each gateway process ${percent(share)} of a core, ` +
+    `the core process ${percent(coreShare)}; ${cpu(`${CPU_US.gateway} and ${CPU_US.core}`)}`
+  );
+}
+
+function cpu(us: number | string): string {
+  return `at ${us} µs of CPU per request of 2 KB, memory engine`;
+}
+
 function assumed({ fleet, burst, tiers }: PlanRequest): string[] {
   const { service, jitter, timeouts, limits, overheadMs, admission } = fleet;
   const arrivals =
@@ -157,6 +179,7 @@ export function planJson(plan: Plan, ask: PlanRequest, cost: number | undefined)
     workers: plan.recommended.workers,
     knee: plan.knee?.workers ?? null,
     bound_ms: plan.boundMs === Infinity ? null : plan.boundMs,
+    serve: serveJson(processesFor(ask)),
     rows: plan.rows.map(row),
     policies: plan.policies.map(({ policy, figures }) => ({ policy, ...figuresJson(figures) })),
     tiers: tiers.map(({ name, share: part }, tier) => ({
@@ -164,6 +187,18 @@ export function planJson(plan: Plan, ask: PlanRequest, cost: number | undefined)
       share: part,
       ...latencyJson(plan.recommended.tiers[tier]!),
     })),
+  };
+}
+
+function serveJson({ machines, processes, cores, share, coreShare }: NeededProcesses): object {
+  return {
+    machines,
+    processes,
+    cores,
+    share,
+    core_share: coreShare ?? null,
+    target_share: TARGET_SHARE,
+    cpu_us: CPU_US,
   };
 }
 

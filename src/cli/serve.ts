@@ -9,7 +9,8 @@
  * Output is text on a terminal or with `--pretty`, else JSON.
  *
  * `--role` splits the work over processes that share tasks through Redis: a gateway takes requests, a batcher runs
- * them. `--processes N` starts N processes behind one port (`processes/`), which start, drain and end together.
+ * them. `--processes N` starts N gateway processes and one core process (`app/processes`), with Redis and without; they
+ * start, drain and end together.
  */
 import { spawn } from "node:child_process";
 import { closeSync, openSync } from "node:fs";
@@ -30,7 +31,7 @@ import { SystemClock, type Clock } from "../app/clock.ts";
 import type { Config, Problem, Role } from "../app/config/config.ts";
 import { formatProblems, type Loaded } from "../app/config/load.ts";
 import { explainStart } from "../app/port-holder.ts";
-import { fittingProcesses } from "../app/processes/fitting.ts";
+import { fittingProcesses, MAX_PROCESSES } from "../app/processes/fitting.ts";
 import type { Part } from "../app/processes/core-link.ts";
 import type { Killed } from "./demo/demo.ts";
 import { type Change, type Reloaded, Reloader } from "../app/reload.ts";
@@ -90,8 +91,6 @@ export interface ServeParts {
   readonly openPage: (url: string) => void;
 }
 
-/** More gateways than this have more than one core process can serve. */
-const MAX_PROCESSES = 64;
 const roles: readonly Role[] = ["all", "gateway", "batcher"];
 
 export const serve: Command = {
@@ -99,10 +98,7 @@ export const serve: Command = {
   usage: "serve [-c FILE] [--role ROLE] [--processes N] [--pretty]",
   examples: [
     { line: "ferry serve", doc: "./ferry.yaml, or a demo with a simulated GPU" },
-    {
-      line: "ferry serve -c ferry.yaml --role batcher",
-      doc: "your models, one part of several on one Redis",
-    },
+    { line: "ferry serve -c ferry.yaml --processes auto", doc: "your models, on as many cores as fit" },
   ],
   flags: {
     config: configFlag,
@@ -114,7 +110,7 @@ export const serve: Command = {
     processes: {
       type: "string",
       value: "N",
-      doc: "so many gateway processes behind one port and one core process, or auto: as fits the cores; default 1",
+      doc: "gateway processes behind one port, beside one core process; auto: as fits the cores; default 1, all in one",
     },
     pretty: { type: "boolean", doc: "lines for people instead of JSON; what a terminal gets anyway" },
   },

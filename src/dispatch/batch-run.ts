@@ -266,7 +266,7 @@ export class BatchRun {
       traceparent: this.#traced ? traceparent(callSpan(id, call)) : undefined,
     };
     if (first) inFlight.transition("sent", sentAt);
-    const begun = first ? (): void => inFlight.transition("begun", clock.now()) : undefined;
+    const begun = first ? (agoMs = 0): void => inFlight.transition("begun", clock.now() - agoMs) : undefined;
     let reply = await this.#ask(batch, timeout.signal, begun);
     this.#onTurn = undefined;
     for (const alarm of alarms) alarm.cancel();
@@ -293,7 +293,7 @@ export class BatchRun {
   }
 
   /** Backends must not throw; if one does, the batch fails as at a crashed worker. */
-  async #ask(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
+  async #ask(batch: Batch, signal: AbortSignal, begun?: (agoMs?: number) => void): Promise<Reply> {
     try {
       return await this.#slot.worker.run(batch, signal, begun);
     } catch (error) {

@@ -7,6 +7,7 @@ import type { Events } from "./events.ts";
 const KEPT_BATCHES = 24_000;
 const KEPT_TROUBLES = 10_000;
 
+/** Overwrites its oldest value. */
 class Ring<Value> {
   readonly #size: number;
   readonly #values: Value[] = [];
@@ -14,6 +15,11 @@ class Ring<Value> {
 
   constructor(size: number) {
     this.#size = size;
+  }
+
+  /** The value that the next `add` replaces, once the ring is full. */
+  get oldest(): Value | undefined {
+    return this.#values[this.#next];
   }
 
   add(value: Value): void {
@@ -40,53 +46,82 @@ export interface RecentBatch {
   /** Tasks still waiting, by tier. */
   readonly waiting: readonly number[];
   /** When its worker was free again; 0 while running. */
-  endedAt: number;
+  readonly endedAt: number;
   /** Worker calls; 0 while running. */
-  calls: number;
-  overdue: boolean;
+  readonly calls: number;
+  readonly overdue: boolean;
 }
 
-/** Batches run by this process. Cost: one object per batch, and a map entry while it runs. */
+class BatchEntry implements RecentBatch {
+  model = "";
+  note: BatchNote;
+  maxBatchSize = 0;
+  oldestWaitMs = 0;
+  attempt = 1;
+  startedAt = 0;
+  readonly waiting: number[] = [];
+  endedAt = 0;
+  calls = 0;
+  overdue = false;
+
+  constructor(note: BatchNote) {
+    this.note = note;
+  }
+}
+
+/**
+ * Batches run by this process. Entries are overwritten in place: new ones would each survive two collections, only to
+ * die in the old generation.
+ */
 export class RecentBatches {
-  readonly #ring = new Ring<RecentBatch>(KEPT_BATCHES);
-  readonly #running = new Map<string, RecentBatch>();
+  readonly #ring = new Ring<BatchEntry>(KEPT_BATCHES);
+  readonly #running = new Map<string, BatchEntry>();
 
   /** `waiting`: waiting tasks of a model by tier; called once per batch. */
   constructor(events: Events, clock: Clock, waiting: (model: string) => readonly number[]) {
     events.on("batch.started", ({ model, batch, maxBatchSize, oldestWaitMs, tasks }) => {
-      let attempt = 1;
-      for (const task of tasks) if (task.attempt > attempt) attempt = task.attempt;
-      const row = {
-        model,
-        note: batch,
-        maxBatchSize,
-        oldestWaitMs,
-        attempt,
-        startedAt: clock.now(),
-        waiting: waiting(model).slice(),
-        endedAt: 0,
-        calls: 0,
-        overdue: false,
-      };
-      this.#running.set(batch.id, row);
-      this.#ring.add(row);
+      const entry = this.#next(batch);
+      entry.model = model;
+      entry.maxBatchSize = maxBatchSize;
+      entry.oldestWaitMs = oldestWaitMs;
+      entry.attempt = 1;
+      for (const task of tasks) if (task.attempt > entry.attempt) entry.attempt = task.attempt;
+      entry.startedAt = clock.now();
+      const depths = waiting(model);
+      entry.waiting.length = depths.length;
+      for (let tier = 0; tier < depths.length; tier++) entry.waiting[tier] = depths[tier]!;
+      entry.endedAt = 0;
+      entry.calls = 0;
+      entry.overdue = false;
     });
     events.on("batch.overdue", ({ batchId }) => {
-      const row = this.#running.get(batchId);
-      if (row !== undefined) row.overdue = true;
+      const entry = this.#running.get(batchId);
+      if (entry !== undefined) entry.overdue = true;
     });
     events.on("batch.settled", ({ batchId, calls, busyMs }) => {
-      const row = this.#running.get(batchId);
-      if (row === undefined) return;
+      const entry = this.#running.get(batchId);
+      if (entry === undefined) return;
       this.#running.delete(batchId);
-      row.endedAt = row.startedAt + busyMs;
-      row.calls = calls;
+      entry.endedAt = entry.startedAt + busyMs;
+      entry.calls = calls;
     });
   }
 
-  /** Batches that ran at some time since `from`, by start. */
+  /** Copies of the batches that ran at some time since `from`, by start. */
   since(from: number): RecentBatch[] {
-    return this.#ring.inOrder().filter(({ endedAt }) => endedAt === 0 || endedAt >= from);
+    return this.#ring
+      .inOrder()
+      .filter(({ endedAt }) => endedAt === 0 || endedAt >= from)
+      .map((entry) => Object.assign({}, entry, { waiting: entry.waiting.slice() }));
+  }
+
+  #next(note: BatchNote): BatchEntry {
+    const entry = this.#ring.oldest ?? new BatchEntry(note);
+    if (entry.endedAt === 0) this.#running.delete(entry.note.id);
+    entry.note = note;
+    this.#running.set(note.id, entry);
+    this.#ring.add(entry);
+    return entry;
   }
 }
 

@@ -41,20 +41,22 @@ export interface LoggedOutcome extends TaskEnding {
   readonly outcome?: Outcome;
 }
 
+const NOT_ENDED: TaskEnding = { queuedAt: 0, attempt: 0 };
+
 /** A row in memory; the fields of its end may come later. */
 export class RequestRow implements LoggedRequest {
   /** Number in this process, from 1. */
-  readonly seq: number;
-  readonly id: string;
-  readonly tenant: string;
-  readonly tier: string;
-  readonly model: string;
-  readonly status: number;
-  readonly code: ErrorCode | "";
-  readonly work: AnsweredRequest["work"];
-  readonly startedAt: number;
-  readonly latencyMs: number;
-  readonly traceId: string;
+  seq = 0;
+  id = "";
+  tenant = "";
+  tier = "";
+  model = "";
+  status = 0;
+  code: ErrorCode | "" = "";
+  work: AnsweredRequest["work"] = "own";
+  startedAt = 0;
+  latencyMs = 0;
+  traceId = "";
   queuedAt = 0;
   queueMs = 0;
   workerMs = 0;
@@ -68,6 +70,11 @@ export class RequestRow implements LoggedRequest {
   beside: RequestRow | undefined = undefined;
 
   constructor(seq: number, request: AnsweredRequest) {
+    this.begin(seq, request);
+  }
+
+  /** Makes it the row of this request, whatever it was before. */
+  begin(seq: number, request: AnsweredRequest): void {
     this.seq = seq;
     this.id = request.id;
     this.tenant = request.tenant;
@@ -79,17 +86,18 @@ export class RequestRow implements LoggedRequest {
     this.startedAt = request.startedAt;
     this.latencyMs = request.latencyMs;
     this.traceId = request.trace === undefined ? "" : request.trace.traceId;
-    const { ending } = request;
-    if (ending !== undefined) this.end(ending, request.code === "" ? "SUCCESS" : request.code);
+    this.end(request.ending, request.code === "" ? "SUCCESS" : request.code);
   }
 
-  end(ending: TaskEnding, outcome: Ending): void {
+  end(ending: TaskEnding = NOT_ENDED, outcome: Ending): void {
     const { queuedAt, settledAt = 0, batch } = ending;
-    this.outcome = outcome;
+    this.outcome = ending === NOT_ENDED ? "" : outcome;
     this.queuedAt = queuedAt;
     this.settledAt = settledAt;
     this.attempts = ending.attempt;
     this.batch = batch;
+    this.queueMs = 0;
+    this.workerMs = 0;
     // A cached outcome was computed before this request.
     if (batch === undefined || this.work === "cached") return;
     const from = Math.max(queuedAt, this.startedAt);
@@ -141,18 +149,17 @@ export class RequestLog {
     return this.#seq;
   }
 
-  /** Newest first. */
-  *rows(): Generator<RequestRow> {
-    const { length } = this.#ring;
-    for (let seq = this.#seq; seq > Math.max(0, this.#seq - length); seq--) yield this.#ring[seq % length]!;
+  /** Copies, newest first. */
+  *rows(): Generator<LoggedRequest> {
+    for (const row of this.#newestFirst()) yield Object.assign({}, row);
   }
 
-  /** Newest first; several when they joined one task. */
-  find(id: string, max: number): RequestRow[] {
-    const found: RequestRow[] = [];
-    for (const row of this.rows()) {
+  /** Copies, newest first; several when they joined one task. */
+  find(id: string, max: number): LoggedRequest[] {
+    const found: LoggedRequest[] = [];
+    for (const row of this.#newestFirst()) {
       if (row.id !== id) continue;
-      found.push(row);
+      found.push(Object.assign({}, row));
       if (found.length === max) break;
     }
     return found;
@@ -172,14 +179,33 @@ export class RequestLog {
     this.#sweep?.cancel();
   }
 
+  *#newestFirst(): Generator<RequestRow> {
+    const { length } = this.#ring;
+    for (let seq = this.#seq; seq > Math.max(0, this.#seq - length); seq--) yield this.#ring[seq % length]!;
+  }
+
   #answered(request: AnsweredRequest): void {
     // Every POST route here is inference; the others were refused with 405.
     if (request.method !== "POST" || request.route === "" || request.code === "METHOD_NOT_ALLOWED") return;
-    const row = new RequestRow(++this.#seq, request);
-    const { length } = this.#ring;
-    if (length > 0) this.#ring[row.seq % length] = row;
+    const row = this.#row(++this.#seq, request);
     if (row.status === ACCEPTED) this.#expect(row);
     this.#options.sink?.add(row);
+  }
+
+  /**
+   * Overwrites the oldest row in place: a new one would survive two collections, only to die in the old generation. Not
+   * where something else may hold it: the sink, or `#unsettled`.
+   */
+  #row(seq: number, request: AnsweredRequest): RequestRow {
+    const { length } = this.#ring;
+    if (length === 0) return new RequestRow(seq, request);
+    const at = seq % length;
+    const oldest = this.#ring[at];
+    if (oldest === undefined || oldest.status === ACCEPTED || this.#options.sink !== undefined) {
+      return (this.#ring[at] = new RequestRow(seq, request));
+    }
+    oldest.begin(seq, request);
+    return oldest;
   }
 
   #expect(row: RequestRow): void {

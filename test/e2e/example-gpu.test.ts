@@ -52,4 +52,20 @@ test("gpu-embeddings: vectors as bytes, base64 and numbers, one and the same", a
     asked.map(({ status }) => status === 200),
     Array.from({ length: 8 }, (_, at) => at !== 3),
   );
+  // Token ids by `inputs: int32`, of equal and of different lengths, are the same inputs.
+  const [first, second] = [[101, 2054, 102], Array.from({ length: 16 }, (_, at) => 1000 + at)];
+  const asJson = await client.embeddings.create({ model: "embed", input: [first, second] });
+  model!.backend["inputs"] = "int32";
+  await using arrays = await Ferry.start(config, folder);
+  const other = new OpenAI({ baseURL: `${arrays.url}/v1`, apiKey: "any", maxRetries: 0 });
+  const asArrays = await other.embeddings.create({ model: "embed", input: [first, second] });
+  for (const [at, { embedding }] of asArrays.data.entries()) {
+    embedding.forEach((value, place) =>
+      assert.ok(Math.abs(value - asJson.data[at]!.embedding[place]!) < 1e-5),
+    );
+  }
+  const alone = await other.embeddings.create({ model: "embed", input: second });
+  alone.data[0]!.embedding.forEach((value, place) =>
+    assert.ok(Math.abs(value - asJson.data[1]!.embedding[place]!) < 1e-5),
+  );
 });

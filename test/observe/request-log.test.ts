@@ -6,8 +6,9 @@ import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { type AnsweredRequest, Events } from "../../src/observe/events.ts";
 import {
   type LoggedOutcome,
+  type LoggedRequest,
   RequestLog,
-  type RequestRow,
+  RequestRow,
   type RowSink,
 } from "../../src/observe/request-log.ts";
 import { Troubles } from "../../src/observe/recent.ts";
@@ -77,7 +78,7 @@ function stage(recent = 4, records = new Map<string, LoggedOutcome>()) {
   return { events, clock, sink, log, answer, asked };
 }
 
-const ids = (rows: Iterable<RequestRow>): string[] => [...rows].map(({ id }) => id);
+const ids = (rows: Iterable<LoggedRequest>): string[] => [...rows].map(({ id }) => id);
 
 describe("the request log in memory", () => {
   test("keeps the latest, newest first, and finds all that share an id", () => {
@@ -87,11 +88,42 @@ describe("the request log in memory", () => {
     assert.deepEqual(ids(log.rows()), ["b", "a"]);
     for (const id of ["c", "b", "e"]) answer({ id });
     assert.deepEqual(ids(log.rows()), ["e", "b", "c", "b"]);
-    const both = log.find("b", 9).map(({ seq }) => seq);
-    assert.deepEqual(both, [4, 2]);
+    assert.deepEqual(ids(log.find("b", 9)), ["b", "b"]);
     assert.deepEqual(log.find("a", 9), []);
     assert.equal(log.find("b", 1).length, 1);
     assert.equal(log.count, 5);
+  });
+
+  test("rows without a sink are overwritten in place, and read as if each were new", () => {
+    const events = new Events();
+    const clock = new VirtualClock(1_000_000);
+    const log = new RequestLog(events, clock, { recent: 3, lookAfterMs: 1e4, lookUp: async () => undefined });
+    const trace = { traceId: "t", spanId: "s", parentId: "", state: "" };
+    const rejected = { status: 429, code: "RATE_LIMITED", ending: undefined } as const;
+    const kinds: Partial<AnsweredRequest>[] = [{}, rejected, { status: 202, ending: undefined }, { trace }];
+    const all: RequestRow[] = [];
+    const copies: [LoggedRequest, LoggedRequest][] = [];
+    for (let n = 1; n <= 40; n++) {
+      const each = request({ ...kinds[(n * n + (n >> 2)) % kinds.length], id: `r${n}`, latencyMs: n });
+      events.emit("request.answered", each);
+      all.unshift(new RequestRow(n, each));
+      // The end of one that is still in the ring or no longer: another request must not get it.
+      const late = all[(n * 7) % 5];
+      if (late?.status === 202 && late.outcome === "") {
+        log.settled(ended(late.id));
+        late.end(ended(late.id), "SUCCESS");
+      }
+      const rows = [...log.rows()];
+      assert.deepEqual(
+        rows,
+        all.slice(0, 3).map((row) => Object.assign({}, row)),
+      );
+      copies.push([rows[0]!, structuredClone(rows[0]!)]);
+    }
+    for (const [copy, asRead] of copies) {
+      assert.deepEqual(copy, asRead);
+    }
+    log.close();
   });
 
   test("splits the latency into the request's own wait and work", () => {

@@ -17,6 +17,11 @@ import { StringDecoder } from "node:string_decoder";
 import type { Clock } from "../clock.ts";
 import type { Life, ProcessOrder, Watcher, Word } from "./processes.ts";
 
+/**
+ * V8's young generation of a child grows up to three times this (default 16). What waits for a worker then mostly dies
+ * before it is copied: six gateways and a core served 72,000 requests/s instead of 59,000 (16 cores, one run each).
+ */
+const SEMI_SPACE_MB = 64;
 /** Longer lines are split, which bounds memory. */
 const MAX_LINE_CHARS = 1_048_576;
 /** How long to wait for the last lines after exit, as a grandchild may hold the pipe open. */
@@ -28,6 +33,7 @@ export function forker(words: readonly string[], clock: Clock): (watcher: Watche
   cluster.setupPrimary({
     exec: process.argv[1]!,
     args: [...words],
+    execArgv: [...process.execArgv, `--max-semi-space-size=${SEMI_SPACE_MB}`],
     // A config holds `undefined`, which JSON would drop.
     serialization: "advanced",
     stdio: ["ignore", "inherit", "pipe", "ipc"],

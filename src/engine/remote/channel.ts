@@ -59,21 +59,28 @@ export class Channel {
   readonly in = new WireReader();
   readonly #link: Link;
   readonly #received: (from: WireReader) => void;
-  readonly #closed: (why: string) => void;
+  readonly #closed: (why: string, failed: boolean) => void;
   #part = Buffer.alloc(0); // the beginning of a message whose rest has not arrived
   #partBytes = 0;
   #leaving = 0; // bytes on their way to the operating system
   #flushes = false;
   #ended = false;
 
-  /** `received`: once per message; throws a WireError if it cannot be read. `closed`: once. */
-  constructor(link: Link, received: (from: WireReader) => void, closed: (why: string) => void) {
+  /**
+   * `received`: once per message; throws a WireError if it cannot be read. `closed`: once. `failed`: by this side, on
+   * account of the other.
+   */
+  constructor(
+    link: Link,
+    received: (from: WireReader) => void,
+    closed: (why: string, failed: boolean) => void,
+  ) {
     this.#link = link;
     this.#received = received;
     this.#closed = closed;
     link.on(
       (bytes) => this.#arrived(bytes),
-      (why) => this.#end(why),
+      (why) => this.#end(why, false),
     );
   }
 
@@ -101,13 +108,13 @@ export class Channel {
   fail(why: string): void {
     if (this.#ended) return;
     this.#link.destroy();
-    this.#end(why);
+    this.#end(why, true);
   }
 
-  #end(why: string): void {
+  #end(why: string, failed: boolean): void {
     if (this.#ended) return;
     this.#ended = true;
-    this.#closed(why);
+    this.#closed(why, failed);
   }
 
   readonly #flush = (): void => {

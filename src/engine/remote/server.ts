@@ -34,22 +34,25 @@ export interface RemoteServerParts {
 
 /** A gateway that leaves this much unread is cut off; it may connect again and ask for its outcomes. */
 const MAX_UNREAD_BYTES = 512 << 20;
+const CLOSE_WITHIN_MS = 1000;
 /** Longest path of a Unix socket on Linux, in bytes. */
 const MAX_PATH_BYTES = 107;
 /** How long after a task's deadline its end is still awaited, and how often that is checked. */
 const PATIENCE_MS = 60_000;
 
-/** Who waits for a task; most often one session. */
+/** Who waits for a task: most often one session. */
 interface Wait {
   readonly id: string;
-  readonly sessions: Session[];
+  session: Session;
+  others: Session[] | undefined;
   until: number;
 }
 
 export class RemoteServer {
   readonly #parts: RemoteServerParts;
   readonly #waits = new Table<Wait>(randomInt(2 ** 32));
-  readonly #sessions = new Set<Session>();
+  readonly #connections = new Set<Session>();
+  readonly #sessions = new Set<Session>(); // those that said hello
   readonly #unwatch: () => void;
   readonly #listening: Server;
   #numbers = 0;
@@ -84,11 +87,16 @@ export class RemoteServer {
   accept(link: Link): void {
     const number = ++this.#numbers;
     const session = new Session(number, link, this.#parts, {
+      status: () => {
+        this.publish();
+        return this.#status;
+      },
       entered: () => this.#sessions.add(session),
       left: (why) => this.#left(session, why),
       await: (id, until) => this.#await(session, id, until),
       unwait: (id) => this.#unwait(session, id),
     });
+    this.#connections.add(session);
   }
 
   get gateways(): number {
@@ -110,15 +118,20 @@ export class RemoteServer {
     for (const session of this.#sessions) session.publish(status);
   }
 
-  /** Ends all connections once what they hold is written; the engine stays open. */
+  /** Ends all connections once what they hold is written, or after a while; the engine stays open. */
   async close(): Promise<void> {
+    const { clock } = this.#parts;
     this.#unwatch();
     this.#sweep?.cancel();
-    for (const session of this.#sessions) session.end();
+    for (const session of this.#connections) session.end();
     if (!this.#listening.listening) return;
+    const alarm = clock.at(clock.now() + CLOSE_WITHIN_MS, () => {
+      for (const session of this.#connections) session.cut("it read nothing while this process ended");
+    });
     const { promise, resolve } = Promise.withResolvers<void>();
     this.#listening.close(() => resolve());
     await promise;
+    alarm.cancel();
   }
 
   #left(session: Session, why: string | undefined): void {
@@ -126,6 +139,7 @@ export class RemoteServer {
       const message = `the connection to a gateway process was ended: ${why}`;
       this.#parts.events.emit("notice", { level: "error", message });
     }
+    this.#connections.delete(session);
     if (!this.#sessions.delete(session)) return;
     for (const { id } of this.#waits.unordered()) this.#unwait(session, id);
     if (this.#sessions.size > 0) return;
@@ -138,29 +152,33 @@ export class RemoteServer {
     if (!this.#sessions.has(session)) return false;
     const wait = this.#waits.get(id);
     if (wait === undefined) {
-      this.#waits.set(id, { id, sessions: [session], until });
+      this.#waits.set(id, { id, session, others: undefined, until });
       this.#sweep ??= this.#sweepLater();
       return true;
     }
     wait.until = Math.max(wait.until, until);
-    if (wait.sessions.includes(session)) return false;
-    wait.sessions.push(session);
+    if (wait.session === session || wait.others?.includes(session) === true) return false;
+    wait.others = [...(wait.others ?? []), session];
     return true;
   }
 
   #unwait(session: Session, id: string): void {
-    const sessions = this.#waits.get(id)?.sessions;
-    const at = sessions?.indexOf(session) ?? -1;
-    if (at < 0) return;
-    if (sessions!.length === 1) this.#waits.delete(id);
-    else sessions!.splice(at, 1);
+    const wait = this.#waits.get(id);
+    if (wait === undefined) return;
+    if (wait.session === session) {
+      const next = wait.others?.shift();
+      if (next === undefined) this.#waits.delete(id);
+      else wait.session = next;
+    } else wait.others = wait.others?.filter((other) => other !== session);
   }
 
   #settled(record: RecordView): void {
-    const wait = this.#waits.get(record.task.id);
+    const { id } = record.task;
+    const wait = this.#waits.get(id);
     if (wait === undefined) return;
-    this.#waits.delete(record.task.id);
-    for (const session of wait.sessions) session.settled(record);
+    this.#waits.delete(id);
+    wait.session.settled(record);
+    if (wait.others !== undefined) for (const other of wait.others) other.settled(record);
   }
 
   /** An engine that lost a task never tells of its end. */
@@ -177,6 +195,7 @@ export class RemoteServer {
 }
 
 interface SessionEvents {
+  status(): string;
   entered(): void;
   /** `why`: it was cut off. */
   left(why: string | undefined): void;
@@ -191,7 +210,7 @@ class Session {
   readonly #channel: Channel;
   readonly #on: SessionEvents;
   #welcome = false;
-  #fault: string | undefined;
+  #mismatch: string | undefined;
   #together: (wire.PutMessage & { readonly number: number })[] | undefined;
 
   constructor(number: number, link: Link, parts: RemoteServerParts, on: SessionEvents) {
@@ -201,7 +220,7 @@ class Session {
     this.#channel = new Channel(
       link,
       (from) => this.#received(from),
-      () => on.left(this.#fault),
+      (why, failed) => on.left(failed ? why : this.#mismatch),
     );
   }
 
@@ -213,30 +232,21 @@ class Session {
     const out = this.#channel.message(wire.SETTLED);
     wire.writeRecordView(out, record);
     out.end();
-    if (this.#channel.waiting > MAX_UNREAD_BYTES) this.#cut(`it left ${this.#channel.waiting} bytes unread`);
+    const { waiting } = this.#channel;
+    if (waiting > MAX_UNREAD_BYTES) this.cut(`it left ${waiting} bytes unread`);
   }
 
   end(): void {
     this.#channel.end();
   }
 
-  #cut(why: string): void {
-    this.#fault = why;
+  cut(why: string): void {
     this.#channel.fail(why);
   }
 
   #received(from: wire.WireReader): void {
-    try {
-      this.#handle(from);
-    } catch (error) {
-      if (error instanceof wire.WireError) this.#fault = error.message;
-      throw error;
-    }
-  }
-
-  #handle(from: wire.WireReader): void {
     const { engine } = this.#parts;
-    if (from.kind === wire.HELLO) return this.#hello(from.text(), from.double());
+    if (from.kind === wire.HELLO) return this.#hello(from.text());
     if (!this.#welcome) throw new wire.WireError("its first message is not a hello");
     switch (from.kind) {
       case wire.PUT:
@@ -255,7 +265,7 @@ class Session {
       case wire.FOLLOW:
         return void this.#follow(from.uint(), from.text(), from.text());
       case wire.AWAIT:
-        return void this.#await(from.text(), from.time());
+        return void this.#await(from.text(), from.double());
       case wire.SPEND:
         return void this.#spend(from.uint(), from.text(), from.double());
       case wire.TELL:
@@ -265,18 +275,16 @@ class Session {
     }
   }
 
-  #hello(version: string, sentAt: number): void {
-    const { version: own, clock } = this.#parts;
-    this.#channel.message(wire.WELCOME).text(own).double(sentAt).double(clock.now()).end();
-    if (version !== own) {
-      this.#fault = `it runs version ${version}, this process ${own}; start both from the same`;
-      this.#channel.end();
-      return;
-    }
+  #hello(version: string): void {
+    const { version: own } = this.#parts;
     if (this.#welcome) throw new wire.WireError("it said hello twice");
-    this.#welcome = true;
-    this.publish(this.#parts.status());
-    this.#on.entered();
+    this.#welcome = version === own;
+    // First: a gateway that is welcome knows the status.
+    if (this.#welcome) this.publish(this.#on.status());
+    this.#channel.message(wire.WELCOME).text(own).end();
+    if (this.#welcome) return this.#on.entered();
+    this.#mismatch = `it runs version ${version}, this process ${own}; start both from the same`;
+    this.#channel.end();
   }
 
   #put(number: number, message: wire.PutMessage): void {

@@ -21,29 +21,21 @@ const DRAWN_MS = 6000;
 /** The columns are in the order of `DISPATCH_REASONS`. */
 const FIRST_REASON = COLUMN.full;
 
+/** Overwritten in place: a new one per batch would survive two collections, only to die in the old generation. */
 class Row {
-  readonly id: string;
-  readonly worker: string;
-  readonly startedAt: number;
+  id = "";
+  worker = "";
+  startedAt = 0;
   endedAt = 0;
-  readonly size: number;
-  readonly reason: number;
-  oldestWaitMs: number;
+  size = 0;
+  reason = 0;
+  oldestWaitMs = 0;
   calls = 0;
   attempt = 1;
-  tiers = "";
-  countedTo: number;
+  /** Tasks by tier; empty for a batch of another process. */
+  readonly tiers: number[] = [];
+  countedTo = 0;
   listed = false;
-
-  constructor(batch: BatchNote, startedAt: number, oldestWaitMs: number) {
-    this.id = batch.id;
-    this.worker = batch.worker;
-    this.size = batch.size;
-    this.reason = Math.max(0, DISPATCH_REASONS.indexOf(batch.reason));
-    this.startedAt = startedAt;
-    this.countedTo = startedAt;
-    this.oldestWaitMs = oldestWaitMs;
-  }
 
   onWire(): BatchRow {
     const { id, worker, startedAt, endedAt, size, reason, oldestWaitMs, calls, attempt, tiers } = this;
@@ -57,7 +49,7 @@ class Row {
       Math.round(oldestWaitMs),
       calls,
       attempt,
-      tiers,
+      tiers.join("/"),
     ];
   }
 }
@@ -76,12 +68,22 @@ export class BatchBook {
   /** A ring; `#next` is the next index. */
   readonly #rows: Row[] = [];
   #next = 0;
+  /** Running ones, and ended ones too where `seen` must recognise them. */
   readonly #byId = new Map<string, Row>();
-  readonly #running = new Set<Row>();
+  readonly #derives: boolean;
   #changed: Row[] = [];
   #changedMore = 0;
 
-  constructor(maxBatchSize: number, tiers: number, maxRows: number, slots: SlotRing, workers: WorkerBook) {
+  /** `derives`: whether `seen` is called. */
+  constructor(
+    maxBatchSize: number,
+    tiers: number,
+    maxRows: number,
+    slots: SlotRing,
+    workers: WorkerBook,
+    derives: boolean,
+  ) {
+    this.#derives = derives;
     this.#maxBatchSize = maxBatchSize;
     this.#tiers = tiers;
     this.#maxRows = maxRows;
@@ -90,20 +92,18 @@ export class BatchBook {
   }
 
   began(batch: BatchNote, oldestWaitMs: number, tasks: readonly BatchedTask[], now: number): void {
-    const row = this.#add(new Row({ ...batch, size: tasks.length }, now, oldestWaitMs));
-    const byTier = new Array<number>(this.#tiers).fill(0);
+    const row = this.#add(batch, tasks.length, now, oldestWaitMs);
+    for (let tier = 0; tier < this.#tiers; tier++) row.tiers[tier] = 0;
     for (const { task, attempt } of tasks) {
-      if (task.tier < this.#tiers) byTier[task.tier]!++;
+      if (task.tier < this.#tiers) row.tiers[task.tier]!++;
       if (attempt > row.attempt) row.attempt = attempt;
     }
-    row.tiers = byTier.join("/");
-    this.#running.add(row);
   }
 
   ended(id: string, calls: number, busyMs: number): void {
     const row = this.#byId.get(id);
     if (row === undefined || row.endedAt !== 0) return;
-    this.#running.delete(row);
+    if (!this.#derives) this.#byId.delete(id);
     row.endedAt = row.startedAt + busyMs;
     row.calls = calls;
     // It may have ended just before the second did, after being counted to the end of it: this subtracts the excess.
@@ -117,10 +117,11 @@ export class BatchBook {
     const waitMs = batch.startedAt - queuedAt;
     const known = this.#byId.get(batch.id);
     if (known !== undefined) {
-      if (waitMs > known.oldestWaitMs && known.tiers === "") known.oldestWaitMs = waitMs;
+      if (waitMs > known.oldestWaitMs && known.tiers.length === 0) known.oldestWaitMs = waitMs;
       return;
     }
-    const row = this.#add(new Row(batch, batch.startedAt, Math.max(0, waitMs)));
+    const row = this.#add(batch, batch.size, batch.startedAt, Math.max(0, waitMs));
+    row.tiers.length = 0;
     row.attempt = attempt;
     row.calls = 1;
     row.endedAt = Math.max(batch.startedAt, settledAt);
@@ -131,7 +132,7 @@ export class BatchBook {
   /** Accounts running batches up to `now`, the end of a second. */
   account(now: number): void {
     // A batch that began after the end of the second is counted with the next.
-    for (const row of this.#running) if (row.countedTo < now) this.#spend(row, now);
+    for (const row of this.#rows) if (row.endedAt === 0 && row.countedTo < now) this.#spend(row, now);
   }
 
   /** Changes since the last call. */
@@ -160,14 +161,20 @@ export class BatchBook {
     return { rows, leftOut: missed.length };
   }
 
-  #add(row: Row): Row {
-    const gone = this.#rows[this.#next];
-    if (gone !== undefined) {
-      this.#byId.delete(gone.id);
-      this.#running.delete(gone);
-    }
-    this.#rows[this.#next] = row;
+  #add(batch: BatchNote, size: number, startedAt: number, oldestWaitMs: number): Row {
+    const row = (this.#rows[this.#next] ??= new Row());
     this.#next = (this.#next + 1) % this.#maxRows;
+    this.#byId.delete(row.id);
+    row.id = batch.id;
+    row.worker = batch.worker;
+    row.size = size;
+    row.reason = Math.max(0, DISPATCH_REASONS.indexOf(batch.reason));
+    row.startedAt = startedAt;
+    row.countedTo = startedAt;
+    row.oldestWaitMs = oldestWaitMs;
+    row.endedAt = 0;
+    row.calls = 0;
+    row.attempt = 1;
     this.#byId.set(row.id, row);
     const { now, fillNow } = this.#slots;
     now[COLUMN.batches]! += 1;

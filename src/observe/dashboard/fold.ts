@@ -18,6 +18,8 @@ export interface FoldRules {
   readonly tiers: readonly string[];
   readonly role: string;
   readonly targetUtilization: number;
+  /** Other processes run batches too: `ended` tells of them. */
+  readonly fleet: boolean;
 }
 
 export interface FoldParts {
@@ -25,7 +27,7 @@ export interface FoldParts {
   readonly events: Pick<Events, "on">;
   readonly sight: Sight;
   readonly tally: Tally;
-  readonly delay: Pick<LoopDelay, "take" | "stop">;
+  readonly delay: Pick<LoopDelay, "watch" | "take" | "stop">;
 }
 
 /** What viewers have been sent. */
@@ -67,10 +69,10 @@ export class Fold {
     this.#parts = parts;
     const { clock, events } = parts;
     this.#second = Math.floor(clock.now() / SECOND_MS);
-    const { models, tiers, targetUtilization } = rules;
+    const { models, tiers, targetUtilization, fleet } = rules;
     const maxBatches = Math.max(LEAST_BATCHES, Math.floor(MAX_BATCHES / models.length));
     this.#models = models.map(
-      (model) => new ModelFold(model, tiers, targetUtilization, maxBatches, this.#second),
+      (model) => new ModelFold(model, tiers, targetUtilization, maxBatches, this.#second, fleet),
     );
     for (const model of this.#models) this.#byName.set(model.rules.name, model);
     this.#notes = new Notes(events, () => clock.now());
@@ -130,9 +132,10 @@ export class Fold {
     events.on("task.retried", ({ model }) => add(model, COLUMN.retried));
     events.on("task.dead", ({ model }) => add(model, COLUMN.dead));
     events.on("task.lost", ({ model }) => add(model, COLUMN.lost));
-    events.on("batch.started", ({ model, batch, oldestWaitMs, tasks }) =>
-      this.#byName.get(model)?.batches.began(batch, oldestWaitMs, tasks, this.#parts.clock.now()),
-    );
+    events.on("batch.started", ({ model, batch, oldestWaitMs, tasks }) => {
+      this.#parts.delay.watch();
+      this.#byName.get(model)?.batches.began(batch, oldestWaitMs, tasks, this.#parts.clock.now());
+    });
     events.on("batch.settled", ({ model, batchId, calls, busyMs }) =>
       this.#byName.get(model)?.batches.ended(batchId, calls, busyMs),
     );
@@ -142,6 +145,7 @@ export class Fold {
   }
 
   #answered(request: AnsweredRequest): void {
+    this.#parts.delay.watch();
     if (request.model === "" || request.status === CLIENT_LEFT) return;
     this.#byName.get(request.model)?.answered(request);
   }
@@ -163,7 +167,7 @@ export class Fold {
       for (const model of this.#models) model.skipTo(second);
       this.#second = second;
     }
-    const late = delay.take();
+    const late = delay.take((this.#second + 1) * SECOND_MS);
     const sights = this.#second < second ? sight.models() : [];
     for (; this.#second < second; this.#second++) {
       for (const model of this.#models) {
@@ -342,39 +346,51 @@ class Notes {
   }
 }
 
-const DELAY_EVERY_MS = 20;
+const DELAY_EVERY_MS = 50;
 
 /**
- * Event-loop delay: how late a 20 ms alarm fires. Node's `monitorEventLoopDelay` misses a stall that spans its reset,
- * and would need a reset each second. This may read up to 20 ms short.
+ * Event-loop delay: how late a 50 ms alarm fires, which may read as much short. Node's `monitorEventLoopDelay` misses a
+ * stall that spans its reset, and would need a reset each second. Without requests only the lateness of `take` itself is
+ * read: fifty alarms a second were all that an idle process did.
  */
 export class LoopDelay {
   readonly #clock: Clock;
-  #alarm: Alarm;
-  #dueAt: number;
+  #alarm: Alarm | undefined;
+  #dueAt = Infinity;
+  #watched = false;
   #worstMs = 0;
 
   constructor(clock: Clock) {
     this.#clock = clock;
-    this.#dueAt = clock.now() + DELAY_EVERY_MS;
-    this.#alarm = clock.at(this.#dueAt, () => this.#rang());
   }
 
-  /** The worst since the last call, including a delay still in progress. */
-  take(): number {
-    const worst = Math.max(this.#worstMs, this.#clock.now() - this.#dueAt);
+  /** There are requests: measure until a `take` finds that there were none. */
+  watch(): void {
+    this.#watched = true;
+    if (this.#alarm === undefined) this.#arm(this.#clock.now());
+  }
+
+  /** The worst since the last call, including a delay still in progress. `dueAt`: when this should have been called. */
+  take(dueAt: number): number {
+    const worst = Math.max(this.#worstMs, this.#clock.now() - Math.min(dueAt, this.#dueAt));
     this.#worstMs = 0;
+    if (!this.#watched) this.stop();
+    this.#watched = false;
     return worst;
   }
 
   stop(): void {
-    this.#alarm.cancel();
+    this.#alarm?.cancel();
+    this.#alarm = undefined;
+    this.#dueAt = Infinity;
   }
 
-  #rang(): void {
-    const now = this.#clock.now();
-    this.#worstMs = Math.max(this.#worstMs, now - this.#dueAt);
+  #arm(now: number): void {
     this.#dueAt = now + DELAY_EVERY_MS;
-    this.#alarm = this.#clock.at(this.#dueAt, () => this.#rang());
+    this.#alarm = this.#clock.at(this.#dueAt, () => {
+      const rangAt = this.#clock.now();
+      this.#worstMs = Math.max(this.#worstMs, rangAt - this.#dueAt);
+      this.#arm(rangAt);
+    });
   }
 }

@@ -71,13 +71,15 @@ export class ModelFold {
     target: number,
     maxBatches: number,
     second: number,
+    fleet: boolean,
   ) {
     this.rules = rules;
     this.#tiers = tiers;
     this.#target = target;
     this.slots = new SlotRing(tiers, second);
     this.workers = new WorkerBook(second);
-    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, maxBatches, this.slots, this.workers);
+    const { slots, workers } = this;
+    this.batches = new BatchBook(rules.maxBatchSize, tiers.length, maxBatches, slots, workers, fleet);
     this.#admitted = tiers.map(() => new Float64Array(RING));
     this.#latency = this.#latencies[second % RING]!;
   }

@@ -81,10 +81,10 @@ export interface Worker {
   readonly host?: string | undefined;
   /**
    * When `signal` aborts, the reply is `failed` at once and everything in flight is destroyed: the next `run` must
-   * never read the tail of this one. A worker with `queues` calls `begun` once when it starts this batch; batches held
-   * but never begun fail with `blame: nobody`.
+   * never read the tail of this one. A worker with `queues` calls `begun` once, when it starts this batch or soon after;
+   * batches held but never begun fail with `blame: nobody`.
    */
-  run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply>;
+  run(batch: Batch, signal: AbortSignal, begun?: (agoMs?: number) => void): Promise<Reply>;
   /** Accepts the next batch while running one, and runs them in order. */
   readonly queues?: boolean;
   /** Most tasks per call, at least 1; undefined: the model's limit. A change applies to calls started after it. */

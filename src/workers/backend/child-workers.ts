@@ -20,8 +20,8 @@ import type { Backend, Batch, Reply, Worker } from "./backend.ts";
 import { failed } from "./replies.ts";
 
 export interface BatchListener {
-  /** The child's code is about to see it; called at most once. */
-  begun(): void;
+  /** The child's code began with it so long ago; called at most once. */
+  begun(agoMs?: number): void;
   /** Called once, or never if the child ends first. */
   answer(reply: Reply): void;
 }
@@ -190,7 +190,7 @@ export class ChildWorker implements Worker {
     for (const probe of this.#probes) probe(false);
   }
 
-  run(batch: Batch, signal: AbortSignal, begun?: () => void): Promise<Reply> {
+  run(batch: Batch, signal: AbortSignal, begun?: (agoMs?: number) => void): Promise<Reply> {
     if (signal.aborted) return Promise.resolve(failed("aborted", "nobody"));
     const child = this.#ready;
     if (child === undefined) return Promise.resolve(failed(this.#whyNot(), "nobody"));
@@ -212,10 +212,10 @@ export class ChildWorker implements Worker {
       this.#held.push(held);
       signal.addEventListener("abort", abort);
       child.run(batch, {
-        begun: () => {
+        begun: (agoMs) => {
           if (held.begun || !this.#held.includes(held)) return;
           held.begun = true;
-          begun?.();
+          begun?.(agoMs);
         },
         answer: held.finish,
       });

@@ -17,8 +17,9 @@ payload; all numbers are little-endian:
                  5 rejected  u32 number, UTF-8 text: the function raised this
                  6 unusable  u32 number, UTF-8 text: what it returned is no list of outputs
                  7 rows      u32 number, u32 count, u8 type, u8 dimensions, dimensions x u32 of one row, then count rows
-                 9 begun     u32 number: the function is about to be called with it
+                 9 begun     u32 number, u32 microseconds since the function was called with it
 
+The kind of a call has its highest bit set (ALONE) where no other call was here when it was sent.
 A type is 0 for JSON text, 1 for bytes, and from 2 on an index into DTYPES. A reply has the number of its call, and replies
 come in the order of their calls. The next call may come before the last is answered. Three threads share the work:
 
@@ -27,6 +28,9 @@ come in the order of their calls. The next call may come before the last is answ
              Outputs that it returns are encoded before it is called again: it may reuse their memory.
     sender   when the function returned a callable: calls that, encodes what it returns and sends it, while the main thread
              goes on with the next call
+
+A function that takes less than a millisecond gains nothing from a second thread: after a few such calls the main thread reads
+its calls itself, and says `begun` together with the reply of a call that came alone.
 
 Ferry hands over two calls at most, so the function is never called before the outputs of the call before the last are sent,
 and two buffers in turn are enough for a callable, too. The end of fd 3 ends the process; the end of fd 5, on which nothing is
@@ -47,9 +51,11 @@ import socket
 import struct
 import sys
 import threading
+import time
 import traceback
 
 CALL, READY, CANNOT, OUTPUTS, REJECTED, UNUSABLE, ROWS, BEGUN, ARRAYS = 1, 2, 3, 4, 5, 6, 7, 9, 10
+ALONE = 128
 JSON_TEXT, BYTES, FIRST_DTYPE = 0, 1, 2
 DTYPES = (
     "bool", "int8", "uint8", "int16", "uint16", "int32", "uint32", "int64", "uint64",
@@ -65,6 +71,8 @@ SOCKET_BYTES = 1 << 20
 MAX_PARTS = 512
 # How long other threads wait for one that computes in Python: replies would wait 5 ms by default.
 SWITCH_SECONDS = 0.0005
+# A function is quick after so many calls that took less, until two in a row take longer.
+QUICK_SECONDS, QUICK_CALLS = 0.001, 8
 MAX_TEXT_CHARS = 400
 CLOSE_SECONDS = 1.0
 LIFELINE_FD = 5
@@ -97,20 +105,21 @@ class Line:
         self._pid = os.getpid()
 
     def read_call(self):
-        """The number of the next call, and what `parsed` takes; None when no more will come."""
+        """The number of the next call, whether it came alone, and what `parsed` takes; None when no more will come."""
         header = self._reader.read(5)
         if len(header) < 5:
             return None
         length, kind = struct.unpack("<IB", header)
+        alone, kind = kind & ALONE != 0, kind & ~ALONE
         if kind == ARRAYS:
             payload = bytearray(length)  # The function may write into its inputs, as into any array.
             if self._reader.readinto(payload) < length:
                 return None
-            return struct.unpack_from("<I", payload)[0], payload
+            return struct.unpack_from("<I", payload)[0], alone, payload
         payload = self._reader.read(length)
         if len(payload) < length or kind != CALL:
             return None
-        return struct.unpack_from("<I", payload)[0], memoryview(payload)[4:]
+        return struct.unpack_from("<I", payload)[0], alone, memoryview(payload)[4:]
 
     def end_copy(self):
         """A copy of this process that the user's code forked off must never answer."""
@@ -699,51 +708,76 @@ class Calls:
     """A thread reads and parses the next call while the function runs, so that its inputs are ready.
 
     Not where the function returns callables: it does not wait for its GPU then, and two threads that want the interpreter
-    slow each other down.
+    slow each other down. Nor where the function is `quick`: then the main thread reads, and the other is parked.
     """
 
     def __init__(self, line):
         self.parse_ahead = True
+        self.quick = False
         self._line = line
         self._come = queue.SimpleQueue()
+        self._parked = False
+        self._unpark = threading.Semaphore(0)
         threading.Thread(target=self._read, name="ferry-reader", daemon=True).start()
 
     def next(self):
-        """Number, inputs, parameters, and what is wrong with them; None when no more will come."""
-        call = self._come.get()
+        """Number, whether it came alone, inputs, parameters, and what is wrong with them; None when no more will come."""
+        if self._parked and not self.quick:
+            self._parked = False
+            self._unpark.release()
+        if self._parked:
+            call, known = self._call(), None
+        else:
+            call, known, self._parked = self._come.get()
         if call is None:
             return None
-        number, text, known = call
-        return (number, *(known or parsed(text)))
+        number, alone, text = call
+        return (number, alone, *(known or parsed(text)))
+
+    def _call(self):
+        try:
+            return self._line.read_call()
+        except OSError:
+            return None
 
     def _read(self):
-        try:
-            while True:
-                call = self._line.read_call()
-                if call is None:
-                    break
-                number, text = call
-                self._come.put((number, text, parsed(text) if self.parse_ahead else None))
-        except OSError:
-            pass
-        finally:
-            self._come.put(None)
+        call = ()
+        while call is not None:
+            call = self._call()
+            parks = self.quick
+            self._come.put((call, parsed(call[2]) if call and self.parse_ahead else None, parks))
+            if parks:
+                self._unpark.acquire()
 
 
 def answer_calls(line, function, max_reply_bytes):
     calls = Calls(line)
     sender = Sender(line, max_reply_bytes)
+    quick_calls = 0
     while True:
         call = calls.next()
         if call is None:
             break
-        number, inputs, parameters, flaw = call
-        if not line.post(frame(BEGUN, number, b"")):
+        number, alone, inputs, parameters, flaw = call
+        with_reply = calls.quick and alone and sender.idle
+        if not with_reply and not line.post(begun(number, 0)):
             sender.give(number, None)
+        started = time.perf_counter()
         reply = attempt(lambda: called(function, inputs, parameters, flaw), number, max_reply_bytes)
+        seconds = time.perf_counter() - started
         line.end_copy()
-        calls.parse_ahead = not callable(reply)
-        if callable(reply):
+        later = callable(reply)
+        calls.parse_ahead = not later
+        is_quick = seconds < QUICK_SECONDS and not later
+        quick_calls = min(quick_calls + 1, 2 * QUICK_CALLS) if is_quick else max(0, quick_calls - QUICK_CALLS)
+        calls.quick = quick_calls >= QUICK_CALLS
+        if with_reply:
+            told = begun(number, seconds)
+            if not later:
+                reply = told + reply
+            elif not line.post(told):
+                sender.give(number, None)
+        if later:
             sender.give(number, reply)
         elif not sender.idle:
             # Replies keep their order, and the user's memory is the user's again.
@@ -752,6 +786,10 @@ def answer_calls(line, function, max_reply_bytes):
             sender.give(number, None)
         del call, inputs, reply
     sender.end()
+
+
+def begun(number, seconds):
+    return frame(BEGUN, number, struct.pack("<I", min(int(seconds * 1e6), 0xFFFFFFFF)))
 
 
 def called(function, inputs, parameters, flaw):

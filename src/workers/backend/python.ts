@@ -132,7 +132,11 @@ class PythonChild implements Child {
   run(batch: Batch, listener: BatchListener): void {
     const number = (this.#number + 1) >>> 0;
     const inputs = this.#inputs;
-    const frame = inputs === "json" ? callFrame(number, callText(batch)) : arraysFrame(number, batch, inputs);
+    const alone = this.#running.length === 0;
+    const frame =
+      inputs === "json"
+        ? callFrame(number, callText(batch), alone)
+        : arraysFrame(number, batch, inputs, alone);
     if (frame === undefined)
       return listener.answer(rejected(`the input must be a flat array of numbers (${inputs})`));
     this.#number = number;
@@ -166,7 +170,8 @@ class PythonChild implements Child {
     const number = payload.length < NUMBER_BYTES ? -1 : payload.readUInt32LE(0);
     if (kind === FRAME.begun) {
       const begun = this.#running.find((running) => running.number === number);
-      return begun === undefined ? this.#expel("began with no call") : begun.listener.begun();
+      if (begun === undefined || payload.length < 2 * NUMBER_BYTES) return this.#expel("began with no call");
+      return begun.listener.begun(payload.readUInt32LE(NUMBER_BYTES) / 1000);
     }
     const [first] = this.#running;
     if (first?.number !== number) return this.#expel("sent a frame that answers no call");
@@ -228,6 +233,8 @@ export const FRAME = {
   begun: 9,
   arrays: 10,
 } as const;
+/** Added to the kind of a call that is sent while the child has no other. */
+const ALONE = 128;
 const HEADER_BYTES = 5;
 const NUMBER_BYTES = 4;
 /** Buffer kept per worker; larger frames are allocated. */
@@ -243,11 +250,11 @@ function callText({ tasks, parameters }: Batch): Json {
   );
 }
 
-export function callFrame(number: number, text: Json): Buffer {
+export function callFrame(number: number, text: Json, alone: boolean): Buffer {
   const payloadBytes = NUMBER_BYTES + Buffer.byteLength(text, "utf8");
   const frame = Buffer.allocUnsafe(HEADER_BYTES + payloadBytes);
   frame.writeUInt32LE(payloadBytes, 0);
-  frame.writeUInt8(FRAME.call, 4);
+  frame.writeUInt8(alone ? FRAME.call | ALONE : FRAME.call, 4);
   frame.writeUInt32LE(number, HEADER_BYTES);
   frame.write(text, HEADER_BYTES + NUMBER_BYTES, "utf8");
   return frame;
@@ -378,7 +385,12 @@ const ALIGNED = 8;
 const LARGEST_SINGLE = 3.4028234663852886e38;
 
 /** Inputs in Python's memory layout. Undefined where one does not fit: the batch is `rejected` and bisected. */
-function arraysFrame(number: number, batch: Batch, kind: Exclude<InputKind, "json">): Buffer | undefined {
+function arraysFrame(
+  number: number,
+  batch: Batch,
+  kind: Exclude<InputKind, "json">,
+  alone: boolean,
+): Buffer | undefined {
   const lists: (readonly number[])[] = [];
   let numbers = 0;
   for (const { input } of batch.tasks) {
@@ -393,7 +405,7 @@ function arraysFrame(number: number, batch: Batch, kind: Exclude<InputKind, "jso
   const payloadBytes = from + numbers * elementBytes(kind);
   const frame = Buffer.alloc(HEADER_BYTES + payloadBytes);
   frame.writeUInt32LE(payloadBytes, 0);
-  frame.writeUInt8(FRAME.arrays, 4);
+  frame.writeUInt8(alone ? FRAME.arrays | ALONE : FRAME.arrays, 4);
   const head = [number, FIRST_DTYPE + DTYPES.indexOf(kind), lists.length, parameterBytes];
   let at = HEADER_BYTES;
   for (const each of [...head, ...lists.map(({ length }) => length)]) at = frame.writeUInt32LE(each, at);

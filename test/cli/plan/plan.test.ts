@@ -5,6 +5,7 @@ import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { after, describe, test } from "node:test";
 import "../../fixtures/unhooked.ts";
+import { CPU_US, TARGET_SHARE } from "../../../src/app/processes/fitting.ts";
 import { plan } from "../../../src/cli/plan.ts";
 import { poisson } from "../../../src/cli/plan/workload.ts";
 import { StubWorker } from "../../e2e/stub-worker.ts";
@@ -29,6 +30,12 @@ interface Row {
 }
 
 interface Planned {
+  readonly serve: {
+    readonly processes: number;
+    readonly share: number;
+    readonly target_share: number;
+    readonly cpu_us: typeof CPU_US;
+  };
   readonly workers: number;
   readonly knee: number | null;
   readonly bound_ms: number;
@@ -120,6 +127,38 @@ describe("how many workers", () => {
     const calm = await json<Planned>([...ask, "--json"]);
     const crowded = await json<Planned>([...ask, "--json", "--burst", "3"]);
     assert.ok(crowded.workers > calm.workers, `${crowded.workers} > ${calm.workers}`);
+  });
+});
+
+describe("how many processes", () => {
+  const ask = (rate: number): string =>
+    `--rate ${rate} --slo p99=1s --service 1ms --batch 64 --workers 2 --duration 10ms`;
+  /** The highest rate that a process with so much CPU per request is planned with. */
+  const most = (us: number): number => Math.floor((1e6 * TARGET_SHARE) / us);
+
+  test("one is enough up to its share of a core", async () => {
+    const { out } = await call(plan, ask(1000));
+    const percent = ((1000 * CPU_US.single) / 1e4).toFixed(0);
+    assert.match(
+      out,
+      new RegExp(`one Ferry process is enough: ${percent} % of a core, at ${CPU_US.single} µs`),
+    );
+    assert.doesNotMatch(out, /--processes/);
+  });
+
+  test("beyond it gateways and a core process; beyond that more machines", async () => {
+    const some = await call(plan, ask(most(CPU_US.single) + 1000));
+    assert.match(some.out, /ferry serve --processes 2 on 3 cores: each gateway process \d\d % of a core/);
+    const many = await call(plan, ask(most(CPU_US.core) + 1000));
+    assert.match(many.out, /--processes \d on each of 2 machines with \d cores: each gateway process/);
+  });
+
+  test("JSON says the same, and crowds count with their peak", async () => {
+    const { serve } = await json<Planned>(`${ask(most(CPU_US.single) / 2)} --json`);
+    assert.deepEqual([serve.processes, serve.cpu_us, serve.target_share], [1, CPU_US, TARGET_SHARE]);
+    assert.ok(Math.abs(serve.share - TARGET_SHARE / 2) < 0.01, `${serve.share}`);
+    const crowded = await json<Planned>(`${ask(most(CPU_US.single) / 2)} --json --burst 3`);
+    assert.equal(crowded.serve.processes, 2);
   });
 });
 

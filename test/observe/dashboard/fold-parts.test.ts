@@ -4,8 +4,10 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { ShedReason } from "../../../src/observe/events.ts";
 import { WorkerBook } from "../../../src/observe/dashboard/workers.ts";
+import { LoopDelay } from "../../../src/observe/dashboard/fold.ts";
 import { Latencies } from "../../../src/observe/dashboard/quantiles.ts";
 import { RefusedTenants } from "../../../src/observe/dashboard/model-fold.ts";
+import { ManualClock } from "../../workers/backend/manual-clock.ts";
 import { Stage, workerSight } from "./stage.ts";
 
 const gold = (size: number): number[] => new Array<number>(size).fill(0);
@@ -248,5 +250,22 @@ describe("bounds", () => {
     assert.equal(notes.length, 11);
     assert.equal(notes[0]!.text, "dead letter d0 of embed: INFERENCE_FAILED");
     assert.match(notes.at(-1)!.text, /^and 490 more/);
+  });
+});
+
+describe("event-loop delay", () => {
+  test("is measured while there are requests; at rest nothing is awaited, and a late look still shows", () => {
+    const clock = new ManualClock();
+    const delay = new LoopDelay(clock);
+    assert.equal(clock.nextMs, Infinity);
+    assert.equal(delay.take(clock.now() - 30), 30);
+    delay.watch();
+    delay.watch();
+    clock.advance(990);
+    assert.equal(delay.take(clock.now()), 0);
+    assert.ok(clock.nextMs <= 50);
+    clock.advance(1000);
+    assert.equal(delay.take(clock.now()), 0);
+    assert.equal(clock.nextMs, Infinity);
   });
 });

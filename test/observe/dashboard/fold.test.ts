@@ -222,7 +222,7 @@ describe("worker time", () => {
   });
 
   test("a gateway learns of batches from the ends of its tasks, each once, and long ones are carried on", async () => {
-    using stage = new Stage({ role: "gateway" });
+    using stage = new Stage({ role: "gateway", fleet: true });
     stage.model.workers = [workerSight("gpu-1")];
     const note = stage.note("far", START + 500, 32);
     const ending = { queuedAt: START + 480, attempt: 1, settledAt: START + 2900, batch: note };
@@ -350,7 +350,7 @@ test("workers: since when one is down, and what its batches usually take", async
 });
 
 test("workers that other processes run are noted when they go and when they come back", async () => {
-  using stage = new Stage({ role: "gateway" });
+  using stage = new Stage({ role: "gateway", fleet: true });
   const far = { ...workerSight("gpu-1"), own: false };
   stage.model.workers = [far];
   await stage.to(1000);

@@ -17,6 +17,7 @@ export const RULES: FoldRules = {
   tiers: TIERS,
   role: "all",
   targetUtilization: 0.7,
+  fleet: false,
 };
 
 /** Alarms of one instant stand a little apart: what is due then has rung only a moment later. */
@@ -64,7 +65,7 @@ export class Stage implements Disposable {
       events: this.events,
       tally: new Tally(this.events, clock, () => ["embed"]),
       sight: { models: () => [this.model], process: () => this.process },
-      delay: { take: () => this.loopLateMs, stop: () => {} },
+      delay: { watch: () => {}, take: () => this.loopLateMs, stop: () => {} },
     });
   }
 

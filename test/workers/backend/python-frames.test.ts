@@ -36,7 +36,7 @@ const u32 = (...values: number[]): Buffer => {
 describe("frames of a Python worker", () => {
   const three = [
     { kind: FRAME.ready, payload: Buffer.alloc(0) },
-    { kind: FRAME.begun, payload: u32(7) },
+    { kind: FRAME.begun, payload: u32(7, 0) },
     { kind: FRAME.outputs, payload: Buffer.concat([u32(7, 1, 3), Buffer.from('"x"')]) },
   ];
   const bytes = Buffer.concat(three.map(frame));
@@ -74,7 +74,7 @@ describe("frames of a Python worker", () => {
   });
 
   test("a call is one, with its text in UTF-8", () => {
-    const [heard] = heardOf([callFrame(9, '["é"]')]);
+    const [heard] = heardOf([callFrame(9, '["é"]', false)]);
     assert.deepEqual(heard, {
       kind: FRAME.call,
       payload: Buffer.concat([u32(9), Buffer.from('["é"]')]),

@@ -168,6 +168,32 @@ describe("python, callables and threads:", () => {
       assert.deepEqual(said, ["first begun", "second begun", "first done", "second done"]);
     }));
 
+  test("a quick function that begins to return callables, and stops, keeps its order", () =>
+    withWorker("now_and_later", async (worker) => {
+      const said: string[] = [];
+      const run = async (name: string): Promise<void> => {
+        const batch = batchOf([`"${name}"`]);
+        const reply = await worker.run(batch, never, (agoMs = 0) => {
+          assert.ok(agoMs >= 0 && agoMs < 60_000);
+          said.push(`${name} begun`);
+        });
+        assert.deepEqual(outputsOf(batch, reply), [`"${name}"`]);
+        said.push(`${name} done`);
+      };
+      const wanted: string[] = [];
+      for (let round = 0; round < 3; round++) {
+        for (const name of [...Array.from({ length: 20 }, (_, at) => `now ${at}`), "later", "later"]) {
+          await run(name);
+          wanted.push(`${name} begun`, `${name} done`);
+        }
+        // Two at a time: the second is read while the first runs, or after it.
+        await Promise.all([run("now"), run("now")]);
+        wanted.push("now begun", "now done", "now begun", "now done");
+        assert.deepEqual(said.toSorted(), wanted.toSorted());
+        assert.equal(said.indexOf("now begun") < said.indexOf("now done"), true);
+      }
+    }));
+
   test("what a callable does wrong is the fault of its own batch", () =>
     withWorker("failing_later", async (worker) => {
       const run = (what: string): Promise<Reply> => worker.run(batchOf([`"${what}"`]), never);
