@@ -96,7 +96,8 @@ for (const kind of KINDS) {
       assert.equal((await b!.post({ input: "another body" }, key)).status, 422);
       const cached = await b!.post({ input: "the same" });
       assert.equal(cached.json.metadata!["cached"], true);
-      assert.deepEqual(stub.inputs.toSorted(), ["the same", "with a key"]);
+      assert.deepEqual(new Set(stub.inputs), new Set(["the same", "with a key"]));
+      assert.equal(stub.inputs.length, 2);
     });
 
     test("who hangs up while queued is dropped, unless somebody at another gateway waits for it too", async () => {
