@@ -31,6 +31,7 @@ import {
   CoreView,
   noteText,
   type Part,
+  processName,
   readNote,
   STATUS_MS,
 } from "./processes/core-link.ts";
@@ -47,6 +48,7 @@ import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
 import { type LogLevel, logEvents } from "../observe/log.ts";
+import { ProcessSampler, ProcessSamples } from "../observe/processes.ts";
 import { EventRelay, replayEvents } from "../observe/relay.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
@@ -87,6 +89,7 @@ export class Ferry {
   readonly #role: Role;
   /** Undefined: this process is all of it. */
   readonly #part: Part | undefined;
+  readonly #processes: ProcessSamples;
   readonly #log: (line: string) => void;
   #endLog: () => void;
   readonly #tally: Tally;
@@ -123,6 +126,7 @@ export class Ferry {
     this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
+    this.#processes = new ProcessSamples(clock);
     this.#role = part?.kind === "gateway" ? "gateway" : role;
     this.#log = log;
     const { telemetry } = config;
@@ -385,6 +389,8 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      process: processName(this.#part),
+      processes: this.#processes,
       tracing: this.#tracing,
       random: Math.random,
       apiUrl: () => this.apiUrl,
@@ -449,10 +455,10 @@ export class Ferry {
     return { ...config, limits };
   }
 
-  async #reachCore({ socket }: Part): Promise<void> {
+  async #reachCore(part: Part): Promise<void> {
     const { engine: settings } = this.#config;
     const engine = new RemoteEngine({
-      connect: () => connectLink(socket),
+      connect: () => connectLink(part.socket),
       clock: this.#clock,
       events: this.events,
       limits: () => this.#limits,
@@ -464,7 +470,11 @@ export class Ferry {
       if (engine.connected) engine.tell(noteText({ is: "events", text }));
       return engine.connected;
     });
+    const sampler = new ProcessSampler(processName(part), this.events, this.#clock, (sample) => {
+      if (engine.connected) engine.tell(noteText({ is: "sample", sample }));
+    });
     this.#undo.push(async () => {
+      sampler.stop();
       relay.close();
       await engine.close();
     });
@@ -518,6 +528,7 @@ export class Ferry {
   #told(text: string): void {
     const note = readNote(text);
     if (note?.is === "events") replayEvents(note.text, this.events);
+    if (note?.is === "sample") this.#processes.put(note.sample);
     if (note?.is !== "credential") return;
     const model = this.#config.models.find(({ name }) => name === note.model);
     if (model !== undefined) this.#vault(model)?.keep(note.header);

@@ -2,9 +2,11 @@
  * What the core and the gateway processes of `ferry serve --processes` tell each other beside tasks:
  *
  *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests, the vault's key
- *   gateway ── note ─► core        events, which the core's observers hear as its own; credentials for workers
+ *   gateway ── note ─► core        events, which the core's observers hear as its own; credentials for workers; its CPU,
+ *                                  memory and event-loop delay
  */
 import type { RemoteEngine } from "../../engine/remote/engine.ts";
+import type { ProcessSample } from "../../observe/processes.ts";
 import type { KnownWorker } from "../../workers/backend/passthrough.ts";
 import { credentialName } from "../../workers/backend/vault.ts";
 
@@ -33,15 +35,25 @@ export const STATUS_MS = 200;
 
 export type GatewayNote =
   | { readonly is: "events"; readonly text: string }
-  | { readonly is: "credential"; readonly model: string; readonly header: string };
+  | { readonly is: "credential"; readonly model: string; readonly header: string }
+  | { readonly is: "sample"; readonly sample: ProcessSample };
+
+/** The name of a process in metrics. */
+export function processName(part: Part | undefined): string {
+  if (part === undefined) return "ferry";
+  return part.kind === "core" ? "core" : `gateway-${part.number}`;
+}
 
 export function noteText(note: GatewayNote): string {
-  return note.is === "events" ? `e${note.text}` : `c${JSON.stringify([note.model, note.header])}`;
+  if (note.is === "events") return `e${note.text}`;
+  if (note.is === "sample") return `p${JSON.stringify(note.sample)}`;
+  return `c${JSON.stringify([note.model, note.header])}`;
 }
 
 export function readNote(text: string): GatewayNote | undefined {
   const rest = text.slice(1);
   if (text.startsWith("e")) return { is: "events", text: rest };
+  if (text.startsWith("p")) return { is: "sample", sample: JSON.parse(rest) as ProcessSample };
   if (!text.startsWith("c")) return undefined;
   const [model, header] = JSON.parse(rest) as [string, string];
   return { is: "credential", model, header };
