@@ -94,8 +94,8 @@ class Asked {
   failed(error: unknown): void {
     throw error as Error;
   }
-  body(): Promise<string> {
-    return new Promise((resolve) => resolve(body.toString()));
+  withBody(use: (text: string) => Promise<void> | void): void {
+    void use(body.toString());
   }
   send(): void {
     this.answered = true;

@@ -1,22 +1,17 @@
 /** Wires all parts: starts them in order, stops them in reverse; `change` prepares what can fail, then commits. */
 import { randomBytes, randomUUID } from "node:crypto";
-import { rm } from "node:fs/promises";
-import { dirname } from "node:path";
 import type { Prospects } from "../gateway/admission/capacity-gate.ts";
 import { SimulatedBackend } from "../workers/backend/simulated.ts";
 import { makeBackend } from "./backends.ts";
 import type { ServeTotals as Done } from "../cli/terminal/banner.ts";
 import { CERTIFICATE_RELOAD_MS, Certificates } from "../gateway/certificates.ts";
 import { type EdgeTls, MAX_HEADERS, MAX_STREAMS } from "../gateway/http2.ts";
-import { type Alarm, type Clock, SystemClock } from "./clock.ts";
-import type { Config, ModelConfig, Role } from "./config/config.ts";
+import { type Clock, SystemClock } from "./clock.ts";
+import type { Config, MemoryEngineConfig, ModelConfig, Role } from "./config/config.ts";
 import { Demo } from "../cli/demo/demo.ts";
 import { Dispatcher } from "../dispatch/dispatcher.ts";
 import type { ModelRules } from "../dispatch/model-rules.ts";
 import type { EngineLimits } from "../engine/engine.ts";
-import { connectLink } from "../engine/remote/channel.ts";
-import { RemoteEngine } from "../engine/remote/engine.ts";
-import { RemoteServer } from "../engine/remote/server.ts";
 import { Reaper } from "../dispatch/reaper.ts";
 import { limitsOf, type Opened, type OpenedStore, openEngine, type Shared } from "./engines.ts";
 import { beatMsFor, Membership } from "../workers/fleet/membership.ts";
@@ -26,19 +21,11 @@ import { forwards, isReachable, knownWorkers } from "./dropins.ts";
 import { Gates } from "./gates.ts";
 import { PublicApi } from "./public-api.ts";
 import { formatAddress } from "./port-holder.ts";
-import {
-  type CoreStatus,
-  CoreView,
-  noteText,
-  type Part,
-  processName,
-  readNote,
-  STATUS_MS,
-} from "./processes/core-link.ts";
+import { CoreLink, type CoreStatus, Gateways, type Part, processName } from "./processes/core-link.ts";
 import { FullNotice } from "./processes/full-notice.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
-import { tuneHeap } from "./heap.ts";
+import { HeapRest, tuneHeap } from "./heap.ts";
 import { openObservers } from "./observers.ts";
 import { type Change, prepareChange, type Reloaded, reloadRoutes } from "./reload.ts";
 import { Report } from "./report.ts";
@@ -48,8 +35,7 @@ import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
 import { type LogLevel, logEvents } from "../observe/log.ts";
-import { ProcessSampler, ProcessSamples } from "../observe/processes.ts";
-import { EventRelay, replayEvents } from "../observe/relay.ts";
+import { ProcessSamples } from "../observe/processes.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
 import type { KnownWorker } from "../workers/backend/passthrough.ts";
@@ -103,9 +89,10 @@ export class Ferry {
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
   #gates: Gates | undefined;
-  /** In a gateway process: the way to the core. In the core: its gateways. */
-  #toCore: { readonly engine: RemoteEngine; readonly view: CoreView } | undefined;
-  #gateways: RemoteServer | undefined;
+  /** In a gateway process. */
+  #core: CoreLink | undefined;
+  /** In the core process. */
+  #gateways: Gateways | undefined;
   #publicApi: PublicApi | undefined;
   #tls: EdgeTls | undefined;
   #membership: Membership | undefined;
@@ -173,7 +160,7 @@ export class Ferry {
     await this.#openTls();
     if (this.#part?.kind === "gateway") {
       await this.#reachCore(this.#part);
-      if (config.engine.kind === "memory") return this.#openPublicApi(this.#coreAsEngine());
+      if (config.engine.kind === "memory") return this.#openPublicApi(this.#coreAsStore(config.engine));
     }
     // Fail on an unusable store before loading models, which may take minutes.
     const early = config.engine.kind === "redis" ? await this.#openEngine() : undefined;
@@ -189,6 +176,8 @@ export class Ferry {
     this.#look();
     const reaper = new Reaper(engine, this.#clock);
     this.#undo.push(() => reaper.stop());
+    const rest = new HeapRest(this.#clock, () => this.#tally.requests + this.#tally.tasks);
+    this.#undo.push(() => rest.stop());
     await this.#pool.follow();
     if (this.#part?.kind !== "gateway") await this.#openAdmin(opened);
     if (this.#role === "batcher") return;
@@ -313,7 +302,7 @@ export class Ferry {
     if (lingerMs > 0) await this.#publicApi?.linger(Math.min(lingerMs, drainMs / 2));
     this.#publicApi?.refuse();
     await this.#publicApi?.drain();
-    await this.#gateways?.whenEmpty();
+    await this.#gateways?.whenNone();
     this.#membership?.drain();
     await Promise.all([this.#pool.drain(), this.#opened?.shared?.engine.drain()]);
   }
@@ -456,62 +445,39 @@ export class Ferry {
   }
 
   async #reachCore(part: Part): Promise<void> {
-    const { engine: settings } = this.#config;
-    const engine = new RemoteEngine({
-      connect: () => connectLink(part.socket),
+    const { engine } = this.#config;
+    const link = new CoreLink(part, {
       clock: this.#clock,
       events: this.events,
       limits: () => this.#limits,
-      copied: settings.kind === "memory" && settings.dataDir !== undefined,
-      version: version(),
+      copied: engine.kind === "memory" && engine.dataDir !== undefined,
     });
-    this.#toCore = { engine, view: new CoreView(engine) };
-    const relay = new EventRelay(this.events, this.#clock, (text) => {
-      if (engine.connected) engine.tell(noteText({ is: "events", text }));
-      return engine.connected;
-    });
-    const sampler = new ProcessSampler(processName(part), this.events, this.#clock, (sample) => {
-      if (engine.connected) engine.tell(noteText({ is: "sample", sample }));
-    });
-    this.#undo.push(async () => {
-      sampler.stop();
-      relay.close();
-      await engine.close();
-    });
-    await engine.open();
+    this.#core = link;
+    this.#undo.push(() => link.close());
+    await link.engine.open();
   }
 
-  #coreAsEngine(): OpenedStore {
-    const { engine, view } = this.#toCore!;
-    const durable = this.#config.engine.kind === "redis" || this.#config.engine.dataDir !== undefined;
-    return { engine, durable, writable: () => view.writable };
+  #coreAsStore({ dataDir }: MemoryEngineConfig): OpenedStore {
+    const { engine } = this.#core!;
+    return { engine, durable: dataDir !== undefined, writable: () => this.#core!.writable };
   }
 
-  async #openCore({ socket }: Part, { engine, writable }: Opened): Promise<void> {
-    const server = new RemoteServer({
+  async #openCore(part: Part, { engine, writable }: Opened): Promise<void> {
+    const gateways = new Gateways({
       engine,
       clock: this.#clock,
       events: this.events,
-      version: version(),
       put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
-      status: () => JSON.stringify(this.#status(writable())),
-      told: (_, text) => this.#told(text),
+      processes: this.#processes,
+      status: () => this.#status(writable()),
+      keep: (name, header) => {
+        const model = this.#config.models.find((each) => each.name === name);
+        if (model !== undefined) this.#vault(model)?.keep(header);
+      },
     });
-    this.#gateways = server;
-    const publish = (): void => server.publish();
-    for (const event of ["worker.changed", "reloaded"] as const) this.events.on(event, publish);
-    let alarm: Alarm;
-    const again = (): void => {
-      publish();
-      alarm = this.#clock.at(this.#clock.now() + STATUS_MS, again);
-    };
-    again();
-    this.#undo.push(async () => {
-      alarm.cancel();
-      await server.close();
-      await rm(dirname(socket), { recursive: true, force: true });
-    });
-    await server.listen(socket);
+    this.#gateways = gateways;
+    this.#undo.push(() => gateways.close());
+    await gateways.listen(part);
   }
 
   #status(writable: boolean): CoreStatus {
@@ -525,15 +491,6 @@ export class Ferry {
     };
   }
 
-  #told(text: string): void {
-    const note = readNote(text);
-    if (note?.is === "events") replayEvents(note.text, this.events);
-    if (note?.is === "sample") this.#processes.put(note.sample);
-    if (note?.is !== "credential") return;
-    const model = this.#config.models.find(({ name }) => name === note.model);
-    if (model !== undefined) this.#vault(model)?.keep(note.header);
-  }
-
   #healthy(model: string): boolean {
     return (this.#prospects.get(model)?.horizon(this.#clock.now()).healthy ?? 0) > 0;
   }
@@ -544,7 +501,7 @@ export class Ferry {
   }
 
   async #openPublicApi(opened: OpenedStore): Promise<void> {
-    const core = this.#config.engine.kind === "memory" ? this.#toCore : undefined;
+    const core = this.#config.engine.kind === "memory" ? this.#core : undefined;
     const api = new PublicApi(this.#config, {
       role: this.#role,
       clock: this.#clock,
@@ -553,9 +510,9 @@ export class Ferry {
       tls: this.#tls,
       tracing: this.#tracing,
       put: (task, sharing, ofMany) => (core?.engine ?? this.#gates!).put(task, sharing, ofMany),
-      healthy: (model) => core?.view.healthy(model) ?? this.#healthy(model),
-      workers: (model) => (core === undefined ? this.#workers(model) : core.view.workers(model)),
-      vault: (model) => (core && forwards(model) ? core.view.vault(model.name) : this.#vault(model)),
+      healthy: (model) => core?.healthy(model) ?? this.#healthy(model),
+      workers: (model) => (core === undefined ? this.#workers(model) : core.workers(model)),
+      vault: (model) => (core && forwards(model) ? core.vault(model.name) : this.#vault(model)),
       draining: () => this.#draining,
       random: Math.random,
     });

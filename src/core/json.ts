@@ -97,26 +97,34 @@ class Finder {
   }
 }
 
+/** What decides about a flat array; most texts have none. */
+class ArrayFinders {
+  readonly quotes: Finder;
+  readonly brackets: Finder;
+  readonly braces: Finder;
+  readonly ends: Finder;
+  readonly exponents: readonly Finder[];
+
+  constructor(text: string) {
+    this.quotes = new Finder(text, '"');
+    this.brackets = new Finder(text, "[");
+    this.braces = new Finder(text, "{");
+    this.ends = new Finder(text, "]");
+    this.exponents = [new Finder(text, "e"), new Finder(text, "E")];
+  }
+}
+
 /** One pass over a text: as a whole (`check`) or value by value (`json-split.ts`). */
 export class Scanner {
   readonly #text: string;
-  readonly #quotes: Finder;
-  readonly #brackets: Finder;
-  readonly #braces: Finder;
-  readonly #ends: Finder;
   readonly #backslashes: Finder;
-  readonly #exponents: readonly Finder[];
+  #arrays: ArrayFinders | undefined;
   #at = 0;
   finite = true; // false once a number that reads as Infinity was met
 
   constructor(text: string) {
     this.#text = text;
-    this.#quotes = new Finder(text, '"');
-    this.#brackets = new Finder(text, "[");
-    this.#braces = new Finder(text, "{");
-    this.#ends = new Finder(text, "]");
     this.#backslashes = new Finder(text, "\\");
-    this.#exponents = [new Finder(text, "e"), new Finder(text, "E")];
   }
 
   /** Scans the whole text; records fields and counts keys only for a request. */
@@ -255,16 +263,16 @@ export class Scanner {
   #isFlat(start: number): boolean {
     const first = this.#text.charCodeAt(start);
     if (first === QUOTE || first === OPEN_BRACKET || first === OPEN_BRACE) return false;
-    const end = this.#ends.from(start);
-    return (
-      end < this.#quotes.from(start) && end < this.#brackets.from(start) && end < this.#braces.from(start)
-    );
+    const { quotes, brackets, braces, ends } = (this.#arrays ??= new ArrayFinders(this.#text));
+    const end = ends.from(start);
+    return end < quotes.from(start) && end < brackets.from(start) && end < braces.from(start);
   }
 
   #flatArray(start: number): number {
     const text = this.#text;
-    const end = this.#ends.from(start);
-    for (const exponents of this.#exponents) {
+    const { ends, exponents: all } = this.#arrays!;
+    const end = ends.from(start);
+    for (const exponents of all) {
       for (let at = exponents.from(start); at < end; at = exponents.from(at + 1)) {
         // Small numbers like 1.2e-05 are common in embeddings and cannot overflow; `true` has an e, too.
         if (text.charCodeAt(at + 1) !== MINUS && inNumber(text.charCodeAt(at - 1))) this.#numberAround(at);

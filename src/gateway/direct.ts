@@ -3,8 +3,8 @@
  *
  * For a POST with a short body of known length to a fixed path, while the requests of its connection come one at a
  * time. Node's parser has read the headers; the body is taken from it in one piece, and the response is written to the
- * socket as one text. Node knows nothing of such a request, so the keep-alive timer and the end of the connection are
- * handled here. What needs more (a second request before the response, a stream, a proxied response, a connection that
+ * socket as one text. Node knows nothing of such a request, so idle connections and the end of a connection are handled
+ * here. What needs more (a second request before the response, a stream, a proxied response, a connection that
  * has to be closed) is handed to Node then, as if it had just arrived (`handOver`).
  */
 import { type IncomingMessage, STATUS_CODES } from "node:http";
@@ -31,14 +31,16 @@ export interface DirectRequest {
 export interface DirectOwner<Request> {
   readonly clock: Clock;
   readonly keepAliveMs: number;
+  /** Seconds, counted: a socket's timer would be restarted twice for each request. */
+  readonly second: number;
   /** The response was taken, or the connection closed. Returns whether no request of the connection is open. */
   over(request: Request): boolean;
 }
 
 /** A longer body comes in pieces. */
 const MAX_BODY_BYTES = 65_536;
-/** As Node's: a client that uses the connection at the last moment must not find it closed. */
-const KEEP_ALIVE_GRACE_MS = 1000;
+/** Beyond the time that the client was told, as Node does: one that comes at the last moment must not find it closed. */
+const KEEP_ALIVE_GRACE_S = 2;
 const NOTHING = Buffer.alloc(0);
 const UNSAFE = /[^\x20-\x7e]/;
 
@@ -61,7 +63,7 @@ export class DirectConnection<Request extends DirectRequest> {
   readonly #owner: DirectOwner<Request>;
   #current: Request | undefined;
   #sending = false; // the response of the current request is with the socket
-  #timed = false; // the socket's timer runs, to close an idle connection
+  #idleSince = Infinity; // second of the owner
   /** The request that is being handed to Node, which makes its response now. */
   handed: Request | undefined;
 
@@ -76,6 +78,7 @@ export class DirectConnection<Request extends DirectRequest> {
 
   /** The request's own `push`, until it is deleted, takes what the parser reads of its body. */
   begin(direct: Request): void {
+    this.#idleSince = Infinity;
     this.#current = direct;
     direct.request.push = this.#push;
   }
@@ -109,7 +112,6 @@ export class DirectConnection<Request extends DirectRequest> {
     socket.write(text, encoding);
     if (socket.writableLength === 0) return this.#taken();
     const cut = (): void => void socket.destroy();
-    this.#timed = false;
     socket.setTimeout(withinMs, cut);
     // Called once everything before it is taken.
     socket.write(NOTHING, (error) => {
@@ -134,23 +136,21 @@ export class DirectConnection<Request extends DirectRequest> {
     return current !== undefined && this.#owner.over(current);
   }
 
-  /** Nothing is open: starts the keep-alive timer. Activity restarts it. */
+  /** Nothing is open. */
   idle(): void {
-    const { keepAliveMs } = this.#owner;
-    if (this.#timed || keepAliveMs === 0) return;
-    this.#timed = true;
-    this.#socket.setTimeout(keepAliveMs + KEEP_ALIVE_GRACE_MS);
+    this.#idleSince = this.#owner.second;
   }
 
-  /** The timer has fired, and is not running any more. */
-  timedOut(): void {
-    this.#timed = false;
+  /** Closes the connection if it was idle for too long. */
+  check(): void {
+    const { second, keepAliveMs } = this.#owner;
+    const keptS = keepAliveMs === 0 ? Infinity : Math.ceil(keepAliveMs / 1000) + KEEP_ALIVE_GRACE_S;
+    if (second - this.#idleSince >= keptS) this.#socket.destroy();
   }
 
-  /** Node's turn: gives it the unanswered request, so that responses keep their order, and the timer. */
+  /** Node's turn: gives it the unanswered request, so that responses keep their order. */
   handOver(): void {
-    if (this.#timed) this.#socket.setTimeout(0);
-    this.#timed = false;
+    this.#idleSince = Infinity;
     const current = this.#current;
     if (current === undefined || this.#sending) return;
     this.#current = undefined;

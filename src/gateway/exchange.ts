@@ -64,6 +64,7 @@ export class Exchange extends ClientRequest {
   #reader: (() => void) | undefined;
   #written = false; // the direct response is with the socket
   #isTaken = false; // the kernel has the direct response
+  readonly #length: number | undefined; // of the body, as declared
   readonly #limits: ExchangeLimits;
   readonly #failed: Failed;
   #broken = false;
@@ -82,6 +83,8 @@ export class Exchange extends ClientRequest {
     failed: Failed,
   ) {
     super(request, now, limits.bytes);
+    const { "content-length": length } = request.headers;
+    if (length !== undefined) this.#length = Number(length);
     this.#collects = response instanceof DirectConnection;
     if (response instanceof DirectConnection) this.#direct = response;
     else this.#response = response;
@@ -157,7 +160,7 @@ export class Exchange extends ClientRequest {
   /** For `DirectConnection`. A body in one piece is complete and never counts as held. */
   received(piece: Buffer | null): void {
     if (piece === null) return this.#goOn();
-    if (piece.length === Number(this.header("content-length"))) this.#head = piece;
+    if (piece.length === this.#length) this.#head = piece;
     else {
       this.#streamBody();
       this.request.push(piece);
@@ -197,6 +200,14 @@ export class Exchange extends ClientRequest {
     return new Promise((resolve) => this.#take(JSON_ONLY, asText, resolve));
   }
 
+  /** As `body`, with a callback, whose failure is the request's. */
+  withBody(use: (text: string) => Promise<void> | void): void {
+    this.#take(JSON_ONLY, asText, (text) => {
+      const done = use(text);
+      if (done !== undefined) done.catch((error: unknown) => this.failed(error));
+    });
+  }
+
   bytes(types: readonly string[] = JSON_ONLY): Promise<Buffer> {
     return new Promise((resolve) => this.#take(types, asItCame, resolve));
   }
@@ -220,7 +231,7 @@ export class Exchange extends ClientRequest {
   #take<Body>(types: readonly string[], read: (body: Buffer) => Body, use: Use<Body>): void {
     checkType(this, types);
     this.checkLength();
-    const announced = Number(this.header("content-length") ?? 0);
+    const announced = this.#length ?? 0;
     const refusal = announced > LARGE_BODY_BYTES ? this.noRoomFor(announced) : undefined;
     if (refusal !== undefined) throw refusal;
     // Only after the checks: a client that waits for 100 Continue is refused before it sends the body.
@@ -232,13 +243,11 @@ export class Exchange extends ClientRequest {
     const { request } = this;
     if (request.httpVersionMajor > 1)
       return !(request as unknown as { stream: { endAfterHeaders: boolean } }).stream.endAfterHeaders;
-    return (
-      request.headers["transfer-encoding"] !== undefined || Number(this.header("content-length") ?? 0) > 0
-    );
+    return request.headers["transfer-encoding"] !== undefined || (this.#length ?? 0) > 0;
   }
 
   checkLength(): void {
-    if (Number(this.header("content-length") ?? 0) > this.#limits.maxBodyBytes) throw this.#tooLarge();
+    if ((this.#length ?? 0) > this.#limits.maxBodyBytes) throw this.#tooLarge();
   }
 
   inflow(): Inflow {
@@ -264,7 +273,7 @@ export class Exchange extends ClientRequest {
     }
     this.#streamBody();
     // Over HTTP/1.1 a body in one chunk is complete and never held. Over HTTP/2 the end is a separate frame.
-    const wholeAt = request.httpVersionMajor === 1 ? Number(this.header("content-length")) : undefined;
+    const wholeAt = request.httpVersionMajor === 1 ? this.#length : undefined;
     const chunks: Buffer[] = [];
     let bytes = 0;
     let undecided = streamed !== undefined;

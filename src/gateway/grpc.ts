@@ -238,7 +238,7 @@ export class GrpcListener {
 
   #service(): ReadonlyMap<string, Answer> {
     const { ready, version } = this.#parts;
-    const enter = (call: GrpcCall): Promise<unknown> => this.#parts.path.identify(call);
+    const enter = async (call: GrpcCall): Promise<unknown> => this.#parts.path.identify(call);
     const ours: Record<Method, Answer> = {
       ServerLive: (call) => this.#tell(call, () => writeYes(true)),
       ServerReady: (call) => this.#tell(call, () => writeYes(ready())),

@@ -61,15 +61,23 @@ export class NativeProtocol {
   }
 
   /** `minimal`: the contract of /api/inference, always synchronous. */
-  async #infer(exchange: Exchange, minimal = false): Promise<void> {
-    const { path } = this.#parts;
-    const caller = await path.admit(exchange);
-    const { encoding, ...parsed } = parseBody(await exchange.body(), minimal);
-    const waitMs = minimal
-      ? undefined
-      : preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
-    const inference = { ...parsed, waitMs, single: true, pollable: !minimal };
-    await path.run(exchange, caller, inference, (ended) => this.#render(exchange, ended, encoding, minimal));
+  #infer(exchange: Exchange, minimal = false): Promise<void> | void {
+    const caller = this.#parts.path.admit(exchange);
+    if (caller instanceof Promise) return caller.then((known) => this.#read(exchange, known, minimal));
+    this.#read(exchange, caller, minimal);
+  }
+
+  #read(exchange: Exchange, caller: Caller, minimal: boolean): void {
+    exchange.withBody((text) => {
+      const { encoding, model, inputs, parameters } = parseBody(text, minimal);
+      const waitMs = minimal
+        ? undefined
+        : preferredWaitMs(exchange.header("prefer"), this.#options.defaultMode);
+      const inference = { model, inputs, parameters, waitMs, single: true, pollable: !minimal };
+      return this.#parts.path.run(exchange, caller, inference, (ended) =>
+        this.#render(exchange, ended, encoding, minimal),
+      );
+    });
   }
 
   #render(exchange: Exchange, ended: Ended, encoding: Encoding, minimal: boolean): Promise<void> | void {

@@ -21,7 +21,7 @@ import {
 } from "node:net";
 import type { Duplex } from "node:stream";
 import { setImmediate as turn } from "node:timers/promises";
-import type { Clock } from "../app/clock.ts";
+import type { Alarm, Clock } from "../app/clock.ts";
 import { type ErrorCode, errors, Refusal } from "../core/errors.ts";
 import type { Sampler } from "../core/trace.ts";
 import { newId } from "../engine/ids.ts";
@@ -128,7 +128,8 @@ export class Listener {
   #draining = false;
   /** Connections that may have a request unknown to `node:http`. */
   readonly #directs = new Set<DirectConnection<Exchange>>();
-  readonly #directOwner: DirectOwner<Exchange>;
+  readonly #directOwner: DirectOwner<Exchange> & { second: number };
+  #everySecond: Alarm | undefined;
   #over: Exchange[] = [];
   #whenQuiet: (() => void) | undefined;
 
@@ -150,6 +151,7 @@ export class Listener {
     this.#directOwner = {
       clock,
       keepAliveMs: limits.keepAliveTimeoutMs,
+      second: 0,
       over: (exchange) => this.#directOver(exchange),
     };
     this.serve(routes, { elsewhere, pages });
@@ -173,10 +175,9 @@ export class Listener {
       const connected = tls === undefined ? "connection" : "secureConnection";
       this.#server.on(connected, (socket: Socket) => this.#intercept(socket, early));
     }
+    // Node's timer of an idle connection knows nothing of direct requests.
     this.#server.on("timeout", (socket: Visited) => {
-      const pipeline = socket[PIPELINE];
-      pipeline?.direct?.timedOut();
-      if ((pipeline?.open ?? 0) === 0) socket.destroy();
+      if ((socket[PIPELINE]?.open ?? 0) === 0) socket.destroy();
     });
     this.#server.on("request", (request, response) => {
       const handed = (request.socket as Visited)[PIPELINE]?.direct?.handed;
@@ -272,6 +273,7 @@ export class Listener {
   }
 
   close(): void {
+    this.#everySecond?.cancel();
     void this.#listening.close();
     this.#server.closeAllConnections();
     this.#front?.close();
@@ -308,6 +310,7 @@ export class Listener {
     const direct = new DirectConnection(socket, parser, take, this.#directOwner);
     pipelineOf(socket).direct = direct;
     this.#directs.add(direct);
+    if (this.#everySecond === undefined) this.#checkLater();
     socket.on("close", () => this.#directs.delete(direct));
     parser.onIncoming = (request, keepsAlive) => {
       const route = keepsAlive ? this.#workRoute(socket, request) : undefined;
@@ -326,6 +329,15 @@ export class Listener {
       }
       return 0;
     };
+  }
+
+  #checkLater(): void {
+    this.#everySecond = this.#clock.at(this.#clock.now() + CHECK_EVERY_MS, () => {
+      this.#directOwner.second++;
+      for (const direct of this.#directs) direct.check();
+      this.#everySecond = undefined;
+      if (this.#directs.size > 0) this.#checkLater();
+    });
   }
 
   /** Of a plain request with no response pending on its connection. */

@@ -329,7 +329,6 @@ describe("several gateways", () => {
     const machine = new Machine(PLAIN);
     machine.status = "first";
     const remote = await machine.opened();
-    await quiet(remote);
     assert.equal(remote.status, "first");
     const heard: string[] = [];
     remote.onStatus((status) => void heard.push(status));
@@ -337,8 +336,7 @@ describe("several gateways", () => {
     machine.status = "second";
     for (let twice = 0; twice < 2; twice++) machine.server!.publish();
     await quiet(remote);
-    assert.deepEqual(heard.slice(-1), ["second"]);
-    assert.equal(heard.filter((status) => status === "second").length, 1);
+    assert.deepEqual(heard, ["second"]);
     await remote.close();
   });
 
@@ -364,34 +362,6 @@ describe("what does not fit together", () => {
       /gateway process was ended: it runs version 0\.0\.9, this process 1\.2\.3/,
     );
     assert.equal(machine.server!.gateways, 0);
-    await remote.close();
-  });
-
-  test("a clock that was set between two starts: times are converted, both ways", async () => {
-    const machine = new Machine(PLAIN);
-    const hours = 3_600_000;
-    const { clock } = machine;
-    const ahead = { now: () => clock.now() + hours, wall: () => clock.now(), at: clock.at.bind(clock) };
-    const seen: Task[] = [];
-    machine.start(undefined, {
-      clock: ahead,
-      put: (task) => {
-        seen.push(task);
-        return machine.core!.put(task);
-      },
-    });
-    const remote = await machine.opened();
-    const told = ends(remote);
-    const task = newTask(machine);
-    await remote.put(task);
-    assert.deepEqual(
-      [seen[0]?.createdAt, seen[0]?.deadlineAt],
-      [task.createdAt + hours, task.deadlineAt + hours],
-    );
-    await settleAll(machine);
-    await quiet(remote);
-    assert.deepEqual([told[0]?.task.createdAt, told[0]?.task.deadlineAt], [task.createdAt, task.deadlineAt]);
-    assert.equal(told[0]?.settledAt, clock.now() - hours, "the engine of this test has the gateway's clock");
     await remote.close();
   });
 

@@ -183,7 +183,7 @@ test("a client that leaves while its task is put is promised nothing, also when 
     const exchange = {
       answered: true,
       header: () => undefined,
-      body: async () => body,
+      withBody: (use: (text: string) => void) => use(body),
       onGone: (gone: () => void) => gone(),
     };
     await protocol.routes()[path]!["POST"]!(exchange as unknown as Exchange, "");

@@ -43,8 +43,10 @@ export class Talk {
     return this.#headers[name];
   }
 
-  body(): Promise<string> {
-    return Promise.resolve(this.#text);
+  withBody(use: (text: string) => Promise<void> | void): void {
+    void Promise.resolve(this.#text)
+      .then(use)
+      .catch((error: unknown) => this.failed(error));
   }
 
   /** As the listener does: a refusal is answered, and anything else is a bug, which ends the run. */

@@ -1,14 +1,22 @@
 /**
- * What the core and the gateway processes of `ferry serve --processes` tell each other beside tasks:
+ * The two ends of the way between the gateway processes of `ferry serve --processes` and the core process. Beside tasks
+ * (`engine/remote`) they tell each other:
  *
  *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests, the vault's key
- *   gateway ── note ─► core        events, which the core's observers hear as its own; credentials for workers; its CPU,
- *                                  memory and event-loop delay
+ *   gateway ── notes ─► core       events, which the core's observers hear as its own; credentials for workers; what the
+ *                                  process uses
  */
-import type { RemoteEngine } from "../../engine/remote/engine.ts";
-import type { ProcessSample } from "../../observe/processes.ts";
+import { rm } from "node:fs/promises";
+import { dirname } from "node:path";
+import { connectLink } from "../../engine/remote/channel.ts";
+import { RemoteEngine, type RemoteEngineParts } from "../../engine/remote/engine.ts";
+import { RemoteServer, type RemoteServerParts } from "../../engine/remote/server.ts";
+import { type ProcessSample, ProcessSampler, type ProcessSamples } from "../../observe/processes.ts";
+import { EventRelay, replayEvents } from "../../observe/relay.ts";
 import type { KnownWorker } from "../../workers/backend/passthrough.ts";
 import { credentialName } from "../../workers/backend/vault.ts";
+import type { Alarm } from "../clock.ts";
+import { version } from "../version.ts";
 
 /** Which of the processes this is. */
 export interface Part {
@@ -18,6 +26,12 @@ export interface Part {
   readonly gateways: number;
   /** Path of the core's Unix socket. */
   readonly socket: string;
+}
+
+/** The name of a process in metrics. */
+export function processName(part: Part | undefined): string {
+  if (part === undefined) return "ferry";
+  return part.kind === "core" ? "core" : `gateway-${part.number}`;
 }
 
 export interface CoreStatus {
@@ -30,49 +44,39 @@ export interface CoreStatus {
   readonly vaultKey: string;
 }
 
-/** How often the core looks whether its status changed; workers' changes are sent at once. */
-export const STATUS_MS = 200;
+/** First character of a note. */
+const EVENTS = "e";
+const CREDENTIAL = "c";
+const SAMPLE = "p";
+/** How often the core looks whether its status changed; changes of workers are sent at once. */
+const STATUS_MS = 200;
 
-export type GatewayNote =
-  | { readonly is: "events"; readonly text: string }
-  | { readonly is: "credential"; readonly model: string; readonly header: string }
-  | { readonly is: "sample"; readonly sample: ProcessSample };
+/** A gateway's way to the core. */
+export class CoreLink {
+  readonly engine: RemoteEngine;
+  readonly #relay: EventRelay;
+  readonly #sampler: ProcessSampler;
+  #status: CoreStatus = { writable: false, healthy: [], workers: {}, vaultKey: "" };
 
-/** The name of a process in metrics. */
-export function processName(part: Part | undefined): string {
-  if (part === undefined) return "ferry";
-  return part.kind === "core" ? "core" : `gateway-${part.number}`;
-}
-
-export function noteText(note: GatewayNote): string {
-  if (note.is === "events") return `e${note.text}`;
-  if (note.is === "sample") return `p${JSON.stringify(note.sample)}`;
-  return `c${JSON.stringify([note.model, note.header])}`;
-}
-
-export function readNote(text: string): GatewayNote | undefined {
-  const rest = text.slice(1);
-  if (text.startsWith("e")) return { is: "events", text: rest };
-  if (text.startsWith("p")) return { is: "sample", sample: JSON.parse(rest) as ProcessSample };
-  if (!text.startsWith("c")) return undefined;
-  const [model, header] = JSON.parse(rest) as [string, string];
-  return { is: "credential", model, header };
-}
-
-const UNKNOWN: CoreStatus = { writable: false, healthy: [], workers: {}, vaultKey: "" };
-
-/** A gateway's view of the core. */
-export class CoreView {
-  readonly #engine: RemoteEngine;
-  #status = UNKNOWN;
-
-  constructor(engine: RemoteEngine) {
-    this.#engine = engine;
+  constructor(part: Part, parts: Omit<RemoteEngineParts, "connect" | "version">) {
+    const engine = new RemoteEngine({
+      ...parts,
+      connect: () => connectLink(part.socket),
+      version: version(),
+    });
+    this.engine = engine;
     engine.onStatus((text) => void (this.#status = JSON.parse(text) as CoreStatus));
+    this.#relay = new EventRelay(parts.events, parts.clock, (text) => {
+      if (engine.connected) engine.tell(EVENTS + text);
+      return engine.connected;
+    });
+    this.#sampler = new ProcessSampler(processName(part), parts.events, parts.clock, (sample) => {
+      if (engine.connected) engine.tell(SAMPLE + JSON.stringify(sample));
+    });
   }
 
   get writable(): boolean {
-    return this.#engine.connected && this.#status.writable;
+    return this.engine.connected && this.#status.writable;
   }
 
   healthy(model: string): boolean {
@@ -83,13 +87,80 @@ export class CoreView {
     return this.#status.workers[model];
   }
 
-  /** The core keeps the credential; it arrives there before the task that names it. */
+  /** The core keeps the credential: it arrives there before the task that names it. */
   vault(model: string): { keep(header: string): string } {
     return {
       keep: (header) => {
-        this.#engine.tell(noteText({ is: "credential", model, header }));
+        this.engine.tell(CREDENTIAL + JSON.stringify([model, header]));
         return credentialName(Buffer.from(this.#status.vaultKey, "base64"), header);
       },
     };
+  }
+
+  async close(): Promise<void> {
+    this.#sampler.stop();
+    this.#relay.close();
+    await this.engine.close();
+  }
+}
+
+export interface GatewaysParts extends Omit<RemoteServerParts, "status" | "told" | "version"> {
+  status(): CoreStatus;
+  readonly processes: ProcessSamples;
+  /** Keeps a client's credential for the model's workers. */
+  keep(model: string, header: string): void;
+}
+
+/** The core's way to its gateways. */
+export class Gateways {
+  readonly #parts: GatewaysParts;
+  readonly #server: RemoteServer;
+  readonly #unhear: (() => void)[];
+  #alarm: Alarm | undefined;
+  #folder = "";
+
+  constructor(parts: GatewaysParts) {
+    this.#parts = parts;
+    const server = (this.#server = new RemoteServer({
+      ...parts,
+      put: (task, sharing, ofMany) => parts.put(task, sharing, ofMany),
+      version: version(),
+      status: () => JSON.stringify(parts.status()),
+      told: (_, note) => this.#told(note),
+    }));
+    const heard = ["worker.changed", "reloaded"] as const;
+    this.#unhear = heard.map((event) => parts.events.on(event, () => server.publish()));
+  }
+
+  async listen({ socket }: Part): Promise<void> {
+    this.#folder = dirname(socket);
+    this.#publish();
+    await this.#server.listen(socket);
+  }
+
+  /** Resolves when no gateway is connected. */
+  whenNone(): Promise<void> {
+    return this.#server.whenEmpty();
+  }
+
+  async close(): Promise<void> {
+    for (const unhear of this.#unhear) unhear();
+    this.#alarm?.cancel();
+    await this.#server.close();
+    await rm(this.#folder, { recursive: true, force: true });
+  }
+
+  #publish(): void {
+    const { clock } = this.#parts;
+    this.#server.publish();
+    this.#alarm = clock.at(clock.now() + STATUS_MS, () => this.#publish());
+  }
+
+  #told(note: string): void {
+    const text = note.slice(1);
+    if (note.startsWith(EVENTS)) return replayEvents(text, this.#parts.events);
+    if (note.startsWith(SAMPLE)) return this.#parts.processes.put(JSON.parse(text) as ProcessSample);
+    const [model, header] = JSON.parse(text) as [string, string];
+    this.#parts.keep(model, header);
   }
 }

@@ -1,15 +1,15 @@
 /**
  * How many processes fit: the machine (`--processes auto`), a rate (`ferry plan`).
  *
- * CPU in µs of a request of 2 KB, answered, on the memory engine without TLS: the upper end of what
- * `node bench/cores.ts` measured. A larger body costs more, most of it in the gateway.
+ * CPU in µs of a request of 2 KB, answered, on the memory engine without TLS. For planning, so the upper end of a range;
+ * `node bench/scaleout.ts --cores 16 --only CASE` measures it. A larger body costs more, most of it in the gateway.
  */
 export const CPU_US = {
-  /** One process that does it all. */
+  /** One process that does it all; case `memory`. */
   single: 70,
-  /** A gateway process. */
+  /** A gateway process; cases `cores-*`. */
   gateway: 60,
-  /** The core process. */
+  /** The core process; cases `cores-*`. */
   core: 15,
 } as const;
 
@@ -22,7 +22,8 @@ export const MAX_PROCESSES = 64;
 
 /**
  * Of a machine: half its cores, beside the core process; the other cores are for the workers. Below 4 cores one process
- * does it all: the way between processes would cost what a second core gains (`node bench/cores.ts`).
+ * does it all: the way between processes would cost what a second core gains (`node bench/scaleout.ts`, cases
+ * `two-memory` and `two-cores`).
  */
 export function fittingProcesses(cores: number): number {
   return cores < 4 ? 1 : Math.min(MAX_AUTO, Math.floor(cores / 2));

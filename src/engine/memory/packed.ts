@@ -10,8 +10,8 @@
  * cache (its model's time) are both over, or early when its tenant holds too many bytes (`records.ts`). One that was
  * promised and not fetched is handed back (`rescue`): nothing promised is dropped before its time.
  *
- * A record is 5 times of 8 bytes, 16 numbers of 4 bytes, then UTF-8 texts: id, tenant, model, trace and cache key in
- * one piece, its outcome, and its batch unless an earlier record of the slab has it. Padded to 8 bytes. Input and
+ * A record is 6 times of 8 bytes, 17 numbers of 4 bytes, then UTF-8 texts: id, tenant, model, trace and cache key in
+ * one piece, its outcome, and the words of its batch unless an earlier record of the slab has them. Padded to 8 bytes. Input and
  * parameters are not kept.
  */
 import { hashOf } from "../../core/table.ts";
@@ -24,7 +24,8 @@ const QUEUED_AT = 1;
 const CREATED_AT = 2;
 const DEADLINE_AT = 3;
 const CACHE_UNTIL = 4; // until when it may answer others with the same content; 0: never
-const INSTANTS = 5;
+const STARTED_AT = 5; // of its batch
+const INSTANTS = 6;
 
 const BYTES = 0;
 const FLAGS = 1;
@@ -42,7 +43,8 @@ const TRACE_LENGTH = 12;
 const KEY_LENGTH = 13;
 const OWN_BYTES = 14;
 const OUTCOME_BYTES = 15;
-const NUMBERS = 16;
+const BATCH_SIZE = 16;
+const NUMBERS = 17;
 
 const HEAD_BYTES = INSTANTS * 8 + NUMBERS * 4;
 
@@ -152,6 +154,10 @@ function write(slab: Slab, parcel: Parcel, note: string, cacheUntil: number): vo
   numbers[number + KEY_LENGTH] = parcel.key.length;
   numbers[number + OWN_BYTES] = ownBytes;
   numbers[number + OUTCOME_BYTES] = outcomeBytes;
+  if (batch !== undefined) {
+    instants[instant + STARTED_AT] = batch.startedAt;
+    numbers[number + BATCH_SIZE] = batch.size;
+  }
   slab.used = start + bytes;
 }
 
@@ -194,7 +200,15 @@ function read(slab: Slab, start: number): TaskRecord {
   const noteAt = numbers[number + NOTE_AT]!;
   const noteBytes = numbers[number + NOTE_BYTES]!;
   if (noteBytes > 0) {
-    record.batch = JSON.parse(slab.bytes.toString("utf8", noteAt, noteAt + noteBytes)) as BatchNote;
+    const [id, worker, reason, why] = slab.bytes.toString("utf8", noteAt, noteAt + noteBytes).split("\0");
+    record.batch = {
+      id: id!,
+      size: numbers[number + BATCH_SIZE]!,
+      reason: reason as BatchNote["reason"],
+      worker: worker!,
+      startedAt: instants[instant + STARTED_AT]!,
+      why: why!,
+    };
   }
   return record;
 }
@@ -267,6 +281,23 @@ class PackedIndex {
     if (this.size * 2 > this.#mask) this.#grow();
   }
 
+  /** As `add`, in place of an entry with the same key; returns where that was, or -1. */
+  replace(hash: number, key: string, place: number): number {
+    const mask = this.#mask;
+    let at = hash & mask;
+    for (; this.#places[at] !== NOWHERE; at = (at + 1) & mask) {
+      const old = this.#places[at]!;
+      if (this.#hashes[at] !== hash || !this.#isAt(old, key)) continue;
+      this.#places[at] = place;
+      return old;
+    }
+    this.#hashes[at] = hash;
+    this.#places[at] = place;
+    this.size++;
+    if (this.size * 2 > mask) this.#grow();
+    return NOWHERE;
+  }
+
   remove(hash: number, place: number): boolean {
     const mask = this.#mask;
     const hashes = this.#hashes;
@@ -330,7 +361,7 @@ export class Packed {
   readonly #byKey = new PackedIndex((place, key) => hasKey(this.#slab(place), startOf(place), key));
   #spare: ArrayBuffer | undefined; // an emptied slab, for reuse
   #batch: BatchNote | undefined; // the last one written
-  #batchText = ""; // `#batch`, encoded once: each tenant that shared it stores it in its slab
+  #batchText = ""; // words of `#batch`, encoded once: each tenant that shared it stores them in its slab
 
   constructor(holdings: Holdings, ttlMs: () => number, seed: number, owner: PackedOwner) {
     this.#holdings = holdings;
@@ -365,8 +396,8 @@ export class Packed {
     if (elsewhere) slab.numbers[numbersAt(start) + FLAGS]! |= GONE | DELIVERED;
     else this.#byId.add(idHash, place);
     if (key !== "") {
-      this.#leaveCache(key, keyHash);
-      this.#byKey.add(keyHash, place);
+      const older = this.#byKey.replace(keyHash, key, place);
+      if (older >= 0) this.#slab(older).instants[startOf(older) / 8 + CACHE_UNTIL] = 0;
     }
     const bytes = slab.used - start;
     this.#holdings.charge(holding, bytes, record.delivered || elsewhere ? 0 : bytes);
@@ -378,8 +409,10 @@ export class Packed {
   #noteOf(batch: BatchNote | undefined): string {
     if (batch === undefined) return "";
     if (batch !== this.#batch) {
+      const { id, worker, reason, why } = batch;
       this.#batch = batch;
-      this.#batchText = JSON.stringify(batch);
+      // No name or sentence contains a zero.
+      this.#batchText = [id, worker, reason, why].join("\0");
     }
     return this.#batchText;
   }
@@ -523,14 +556,6 @@ export class Packed {
     const number = numbersAt(start);
     this.#delivered(slab, number);
     slab.numbers[number + FLAGS]! |= GONE;
-  }
-
-  /** A newer success replaces it. */
-  #leaveCache(key: string, keyHash: number): void {
-    const place = this.#byKey.find(keyHash, key);
-    if (place < 0) return;
-    this.#byKey.remove(keyHash, place);
-    this.#slab(place).instants[startOf(place) / 8 + CACHE_UNTIL] = 0;
   }
 
   #newSlab(holding: Holding, atLeast: number): Slab {

@@ -31,6 +31,7 @@ import * as wire from "./wire.ts";
 export interface RemoteEngineParts {
   /** A new connection to the core process; rejects if there is none. */
   connect(): Link | Promise<Link>;
+  /** Agrees with the core's. */
   readonly clock: Clock;
   readonly events: Events;
   readonly limits: () => EngineLimits;
@@ -54,8 +55,6 @@ const PATIENCE_MS = 60_000;
 const MAX_UNANSWERED = 1 << 17;
 const MAX_UNSENT_BYTES = 128 << 20;
 const MAX_AWAITED = 1 << 20;
-
-const CLOCKS_AGREE_MS = 1;
 
 const AWAY = "it is away";
 const SILENT = "it does not answer";
@@ -307,7 +306,6 @@ export class RemoteEngine implements TaskStore {
   }
 
   async #connect(): Promise<void> {
-    const { clock, version } = this.#parts;
     if (this.#closed !== undefined) return;
     let link: Link;
     try {
@@ -324,7 +322,7 @@ export class RemoteEngine implements TaskStore {
       (why) => this.#lost(channel, why),
     );
     this.#trying = channel;
-    channel.message(wire.HELLO).text(version).double(clock.now()).end();
+    channel.message(wire.HELLO).text(this.#parts.version).end();
   }
 
   #retryLater(): void {
@@ -395,7 +393,7 @@ export class RemoteEngine implements TaskStore {
     this.#silent = false;
     switch (from.kind) {
       case wire.WELCOME:
-        return this.#welcomed(channel, from.text(), from.double(), from.double());
+        return this.#welcomed(channel, from.text());
       case wire.STATUS:
         this.#status = from.text();
         for (const listener of this.#statusListeners) listener(this.#status);
@@ -409,18 +407,13 @@ export class RemoteEngine implements TaskStore {
     }
   }
 
-  #welcomed(channel: Channel, version: string, sentAt: number, coreNow: number): void {
-    const { clock, events, version: own } = this.#parts;
+  #welcomed(channel: Channel, version: string): void {
+    const { events, version: own } = this.#parts;
     if (version !== own) {
       const why = `the core process runs version ${version}, this process ${own}; start both from the same`;
       this.#opened?.reject(new Error(why));
       return channel.fail(why);
     }
-    const now = clock.now();
-    const ahead = coreNow - (sentAt + now) / 2;
-    // Clocks differ only if the wall clock was set between the starts of the two processes.
-    const shiftMs = Math.abs(ahead) <= (now - sentAt) / 2 + CLOCKS_AGREE_MS ? 0 : ahead;
-    channel.out.shiftMs = channel.in.shiftMs = shiftMs;
     this.#holdAlarm?.cancel();
     this.#trying = undefined;
     this.#channel = channel;
@@ -430,7 +423,7 @@ export class RemoteEngine implements TaskStore {
     this.#trouble = "";
     this.#parts.connected?.();
     for (const { task, until, accepted } of this.#awaited.values()) {
-      if (accepted) channel.message(wire.AWAIT).text(task.id).time(until).end();
+      if (accepted) channel.message(wire.AWAIT).text(task.id).double(until).end();
     }
     this.#unanswered.each((number, request) => this.#send(channel, number, request));
     this.#opened?.resolve();

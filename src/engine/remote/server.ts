@@ -85,6 +85,10 @@ export class RemoteServer {
   accept(link: Link): void {
     const number = ++this.#numbers;
     const session = new Session(number, link, this.#parts, {
+      status: () => {
+        this.publish();
+        return this.#status;
+      },
       entered: () => this.#sessions.add(session),
       left: (why) => this.#left(session, why),
       await: (id, until) => this.#await(session, id, until),
@@ -182,6 +186,7 @@ export class RemoteServer {
 }
 
 interface SessionEvents {
+  status(): string;
   entered(): void;
   /** `why`: it was cut off. */
   left(why: string | undefined): void;
@@ -228,7 +233,7 @@ class Session {
 
   #received(from: wire.WireReader): void {
     const { engine } = this.#parts;
-    if (from.kind === wire.HELLO) return this.#hello(from.text(), from.double());
+    if (from.kind === wire.HELLO) return this.#hello(from.text());
     if (!this.#welcome) throw new wire.WireError("its first message is not a hello");
     switch (from.kind) {
       case wire.PUT:
@@ -247,7 +252,7 @@ class Session {
       case wire.FOLLOW:
         return void this.#follow(from.uint(), from.text(), from.text());
       case wire.AWAIT:
-        return void this.#await(from.text(), from.time());
+        return void this.#await(from.text(), from.double());
       case wire.SPEND:
         return void this.#spend(from.uint(), from.text(), from.double());
       case wire.TELL:
@@ -257,18 +262,16 @@ class Session {
     }
   }
 
-  #hello(version: string, sentAt: number): void {
-    const { version: own, clock } = this.#parts;
-    this.#channel.message(wire.WELCOME).text(own).double(sentAt).double(clock.now()).end();
-    if (version !== own) {
-      this.#mismatch = `it runs version ${version}, this process ${own}; start both from the same`;
-      this.#channel.end();
-      return;
-    }
+  #hello(version: string): void {
+    const { version: own } = this.#parts;
     if (this.#welcome) throw new wire.WireError("it said hello twice");
-    this.#welcome = true;
-    this.publish(this.#parts.status());
-    this.#on.entered();
+    this.#welcome = version === own;
+    // First: a gateway that is welcome knows the status.
+    if (this.#welcome) this.publish(this.#on.status());
+    this.#channel.message(wire.WELCOME).text(own).end();
+    if (this.#welcome) return this.#on.entered();
+    this.#mismatch = `it runs version ${version}, this process ${own}; start both from the same`;
+    this.#channel.end();
   }
 
   #put(number: number, message: wire.PutMessage): void {

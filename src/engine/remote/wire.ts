@@ -31,7 +31,7 @@ const SAME = 0xffff_ffff;
 const TWO_BYTES = /[^\u0000-\u00ff]/;
 
 /** Kinds of messages. From a gateway: */
-export const HELLO = 1; // version, time
+export const HELLO = 1; // version
 export const PUT = 2; // number, flags, task, sharing
 export const TOGETHER = 3; // the puts until APART are put together
 export const APART = 4;
@@ -43,7 +43,7 @@ export const SPEND = 9; // number, key, units per minute
 export const TELL = 10; // text
 export const AWAIT = 11; // id; answered with SETTLED or LOST, or not at all while the task has not ended
 /** From the core: */
-export const WELCOME = 12; // version, time
+export const WELCOME = 12; // version
 export const STATUS = 13; // text
 export const PLACED = 14; // number, reply
 export const CANCELLED = 15; // number, reply
@@ -83,8 +83,6 @@ function viewOf({ buffer, byteOffset, length }: Buffer): DataView {
 
 /** Writes messages into chunks of memory, which are used again once they have left. */
 export class WireWriter {
-  /** Added to times: the receiver's clock may differ. */
-  shiftMs = 0;
   /** Bytes of messages that were not taken yet. */
   size = 0;
   #chunk = new Chunk(CHUNK_BYTES);
@@ -130,10 +128,6 @@ export class WireWriter {
     return this;
   }
 
-  time(at: number): this {
-    return this.double(at + this.shiftMs);
-  }
-
   text(text: string): this {
     const two = TWO_BYTES.test(text);
     const bytes = two ? 2 * text.length : text.length;
@@ -159,7 +153,7 @@ export class WireWriter {
     if (batch === this.#batch) return this.byte(SAME_BATCH);
     this.#batch = batch;
     this.byte(NEW_BATCH).text(batch.id).uint(batch.size).byte(DISPATCH_REASONS.indexOf(batch.reason));
-    return this.repeated(WORKER, batch.worker).time(batch.startedAt).text(batch.why);
+    return this.repeated(WORKER, batch.worker).double(batch.startedAt).text(batch.why);
   }
 
   /** Everything written since; `left` must be called for each, in order, when it has been sent. */
@@ -200,8 +194,6 @@ export class WireWriter {
 
 /** Reads the fields of one message. Throws a WireError where they do not fit, and never reads beyond its end. */
 export class WireReader {
-  /** Subtracted from times: the sender's clock may differ. */
-  shiftMs = 0;
   kind = 0;
   #bytes: Buffer = Buffer.alloc(0);
   #view = viewOf(this.#bytes);
@@ -238,10 +230,6 @@ export class WireReader {
     return this.#view.getFloat64(this.#take(8), true);
   }
 
-  time(): number {
-    return this.double() - this.shiftMs;
-  }
-
   text(): string {
     return this.#textOf(this.uint());
   }
@@ -268,7 +256,7 @@ export class WireReader {
     if (mark === SAME_BATCH && this.#batch !== undefined) return this.#batch;
     if (mark !== NEW_BATCH) throw new WireError("a message names a batch that was not sent");
     const [id, size, reason] = [this.text(), this.uint(), this.one(DISPATCH_REASONS)];
-    const [worker, startedAt, why] = [this.repeated(WORKER), this.time(), this.text()];
+    const [worker, startedAt, why] = [this.repeated(WORKER), this.double(), this.text()];
     return (this.#batch = { id, size, reason, worker, startedAt, why });
   }
 
@@ -308,7 +296,7 @@ export function writePut(out: WireWriter, task: Task, sharing: Sharing, ofMany: 
   );
   out.text(task.id).repeated(TENANT, task.tenant).uint(task.tier).repeated(MODEL, task.model);
   out.text(task.input).repeated(PARAMETERS, task.parameters).text(content);
-  out.time(task.createdAt).time(task.deadlineAt);
+  out.double(task.createdAt).double(task.deadlineAt);
   if (trace !== undefined) out.text(trace);
   if (joinKey !== undefined) out.textOr(joinKey, content);
   if (cacheKey !== undefined) out.textOr(cacheKey, content);
@@ -340,8 +328,8 @@ export function readPut(from: WireReader): PutMessage {
   const input = from.text();
   const parameters = from.repeated(PARAMETERS);
   const content = from.text();
-  const createdAt = from.time();
-  const deadlineAt = from.time();
+  const createdAt = from.double();
+  const deadlineAt = from.double();
   const task: Mutable<Task> = {
     id,
     tenant,
@@ -389,10 +377,10 @@ export function writeRecordView(out: WireWriter, record: RecordView): void {
       (settledAt === undefined ? 0 : SETTLED_AT),
   );
   out.text(task.id).repeated(TENANT, task.tenant).uint(task.tier).repeated(MODEL, task.model);
-  out.time(task.createdAt).time(task.deadlineAt);
+  out.double(task.createdAt).double(task.deadlineAt);
   if (trace !== undefined) out.text(trace);
-  out.uint(record.attempt).time(record.queuedAt).batch(record.batch);
-  if (settledAt !== undefined) out.time(settledAt);
+  out.uint(record.attempt).double(record.queuedAt).batch(record.batch);
+  if (settledAt !== undefined) out.double(settledAt);
   if (outcome === undefined) out.text(task.input).repeated(PARAMETERS, task.parameters).text(task.content);
   else if (outcome.ok) out.double(record.outputBytes ?? NaN).text(outcome.output);
   else out.byte(CODES.indexOf(outcome.code)).text(outcome.message);
@@ -409,17 +397,17 @@ export function readRecordView(from: WireReader): RecordView {
     input: "",
     parameters: "",
     content: "",
-    createdAt: from.time(),
-    deadlineAt: from.time(),
+    createdAt: from.double(),
+    deadlineAt: from.double(),
   };
   if ((flags & RECORD_TRACED) !== 0) task.trace = from.text();
   const attempt = from.uint();
-  const queuedAt = from.time();
+  const queuedAt = from.double();
   const batch = from.batch();
   const cached = (flags & CACHED) !== 0;
   const record: Mutable<RecordView> = { task, state, attempt, queuedAt, cached };
   if (batch !== undefined) record.batch = batch;
-  if ((flags & SETTLED_AT) !== 0) record.settledAt = from.time();
+  if ((flags & SETTLED_AT) !== 0) record.settledAt = from.double();
   if ((flags & ENDED) === 0) {
     task.input = from.text();
     task.parameters = from.repeated(PARAMETERS);
