@@ -84,7 +84,7 @@ export class Ferry {
   readonly #orders = new Orders();
   readonly #prospects = new Map<string, Prospects>();
   readonly #vaults = new Map<string, Vault>();
-  readonly #vaultKey = randomBytes(32);
+  readonly #vaultKey: Buffer;
   /** Cleanups in start order; run in reverse. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
@@ -109,6 +109,7 @@ export class Ferry {
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void, part?: Part) {
     this.#part = part;
+    this.#vaultKey = part === undefined ? randomBytes(32) : Buffer.from(part.vaultKey, "base64");
     this.#config = this.#ours(config);
     this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
@@ -487,7 +488,6 @@ export class Ferry {
       writable,
       healthy: models.map(({ name }) => name).filter((name) => this.#healthy(name)),
       workers: Object.fromEntries(workers),
-      vaultKey: this.#vaultKey.toString("base64"),
     };
   }
 
@@ -512,7 +512,10 @@ export class Ferry {
       put: (task, sharing, ofMany) => (core?.engine ?? this.#gates!).put(task, sharing, ofMany),
       healthy: (model) => core?.healthy(model) ?? this.#healthy(model),
       workers: (model) => (core === undefined ? this.#workers(model) : core.workers(model)),
-      vault: (model) => (core && forwards(model) ? core.vault(model.name) : this.#vault(model)),
+      vault: (model) => {
+        const vault = this.#vault(model);
+        return this.#core && vault ? this.#core.vault(model.name, vault) : vault;
+      },
       draining: () => this.#draining,
       random: Math.random,
     });

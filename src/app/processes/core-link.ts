@@ -2,7 +2,7 @@
  * The two ends of the way between the gateway processes of `ferry serve --processes` and the core process. Beside tasks
  * (`engine/remote`) they tell each other:
  *
- *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests, the vault's key
+ *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests
  *   gateway ── notes ─► core       events, which the core's observers hear as its own; credentials for workers; what the
  *                                  process uses
  */
@@ -14,7 +14,7 @@ import { RemoteServer, type RemoteServerParts } from "../../engine/remote/server
 import { type ProcessSample, ProcessSampler, type ProcessSamples } from "../../observe/processes.ts";
 import { EventRelay, replayEvents } from "../../observe/relay.ts";
 import type { KnownWorker } from "../../workers/backend/passthrough.ts";
-import { credentialName } from "../../workers/backend/vault.ts";
+import type { Vault } from "../../workers/backend/vault.ts";
 import type { Alarm } from "../clock.ts";
 import { version } from "../version.ts";
 
@@ -26,6 +26,8 @@ export interface Part {
   readonly gateways: number;
   /** Path of the core's Unix socket. */
   readonly socket: string;
+  /** Base64. All name clients' credentials by it, also after a restart (`workers/backend/vault.ts`). */
+  readonly vaultKey: string;
 }
 
 /** The name of a process in metrics. */
@@ -40,8 +42,6 @@ export interface CoreStatus {
   readonly healthy: readonly string[];
   /** By model; only of those that gateways call directly. */
   readonly workers: Readonly<Record<string, readonly KnownWorker[]>>;
-  /** Base64. Names of credentials are HMACs under it (`workers/backend/vault.ts`). */
-  readonly vaultKey: string;
 }
 
 /** First character of a note. */
@@ -56,12 +56,14 @@ export class CoreLink {
   readonly engine: RemoteEngine;
   readonly #relay: EventRelay;
   readonly #sampler: ProcessSampler;
-  #status: CoreStatus = { writable: false, healthy: [], workers: {}, vaultKey: "" };
+  readonly #vaults = new Map<string, Vault>();
+  #status: CoreStatus = { writable: false, healthy: [], workers: {} };
 
-  constructor(part: Part, parts: Omit<RemoteEngineParts, "connect" | "version">) {
+  constructor(part: Part, parts: Omit<RemoteEngineParts, "connect" | "connected" | "version">) {
     const engine = new RemoteEngine({
       ...parts,
       connect: () => connectLink(part.socket),
+      connected: () => this.#tellCredentials(),
       version: version(),
     });
     this.engine = engine;
@@ -87,14 +89,26 @@ export class CoreLink {
     return this.#status.workers[model];
   }
 
-  /** The core keeps the credential: it arrives there before the task that names it. */
-  vault(model: string): { keep(header: string): string } {
+  /** The core keeps a credential too: it arrives there before the task that names it. */
+  vault(model: string, vault: Vault): Pick<Vault, "keep"> {
+    this.#vaults.set(model, vault);
     return {
       keep: (header) => {
-        this.engine.tell(CREDENTIAL + JSON.stringify([model, header]));
-        return credentialName(Buffer.from(this.#status.vaultKey, "base64"), header);
+        this.#tellCredential(model, header);
+        return vault.keep(header);
       },
     };
+  }
+
+  /** To a core that has been started again, before the tasks that name them are sent again. */
+  #tellCredentials(): void {
+    for (const [model, vault] of this.#vaults) {
+      for (const header of vault.headers()) this.#tellCredential(model, header);
+    }
+  }
+
+  #tellCredential(model: string, header: string): void {
+    this.engine.tell(CREDENTIAL + JSON.stringify([model, header]));
   }
 
   async close(): Promise<void> {
