@@ -2,7 +2,8 @@
  * What the way to the core process and back costs: CPU time per task at the gateway's and at the core's side, for 2 KB in
  * and out, with 1, 8 and 64 tasks put in one turn of the event loop. Between two processes, over a real Unix socket.
  *
- *   node bench/remote.ts          a table, in about a minute
+ *   node bench/remote.ts          a table, in about three minutes
+ *   node bench/remote.ts remote   one way only
  *
  *   remote     src/engine/remote: frames of our own
  *   lines      a line of JSON for what leaves in one turn, over the same kind of socket

@@ -237,7 +237,7 @@ function add(found: Findings, name: string, { saturated, loaded }: Phases, full:
     ...shared(loaded, undefined, p99),
   );
   const spread = (runs: readonly Run[], of: (run: Run) => number, digits: number): string =>
-    runs.map((run) => of(run).toFixed(digits)).join(", ");
+    runs.map((run) => (Number.isNaN(of(run)) ? "–" : of(run).toFixed(digits))).join(", ");
   found.notes.push(
     `${name}: saturated ${spread(saturated, ({ rate }) => rate, 0)} req/s, ` +
       `${spread(saturated, ({ rate }) => rate / full.per_second, 3)} of the card's, ` +
@@ -331,7 +331,7 @@ try {
     const report = { figures: [], notes: [] };
     sections.push({ scenario: subject.name, report });
     await study(subject, place, options, { ...report, save });
-    process.stderr.write(`${render(env, sections.slice(-1))}\n`);
+    if (chosen.length > 1) process.stderr.write(`${render(env, sections.slice(-1))}\n`);
   }
 } finally {
   rmSync(dir, { recursive: true, force: true });

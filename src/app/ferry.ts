@@ -21,7 +21,7 @@ import { forwards, isReachable, knownWorkers } from "./dropins.ts";
 import { Gates } from "./gates.ts";
 import { PublicApi } from "./public-api.ts";
 import { formatAddress } from "./port-holder.ts";
-import { CoreLink, type CoreStatus, Gateways, type Part } from "./processes/core-link.ts";
+import { CoreLink, type CoreStatus, Gateways, type Part, processName } from "./processes/core-link.ts";
 import { FullNotice } from "./processes/full-notice.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
@@ -35,6 +35,7 @@ import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
 import { type LogLevel, logEvents } from "../observe/log.ts";
+import { ProcessSamples } from "../observe/processes.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
 import type { KnownWorker } from "../workers/backend/passthrough.ts";
@@ -74,6 +75,7 @@ export class Ferry {
   readonly #role: Role;
   /** Undefined: this process is all of it. */
   readonly #part: Part | undefined;
+  readonly #processes: ProcessSamples;
   readonly #log: (line: string) => void;
   #endLog: () => void;
   readonly #tally: Tally;
@@ -82,7 +84,7 @@ export class Ferry {
   readonly #orders = new Orders();
   readonly #prospects = new Map<string, Prospects>();
   readonly #vaults = new Map<string, Vault>();
-  readonly #vaultKey = randomBytes(32);
+  readonly #vaultKey: Buffer;
   /** Cleanups in start order; run in reverse. */
   readonly #undo: (() => Promise<void> | void)[] = [];
   #opened: Opened | undefined;
@@ -107,10 +109,12 @@ export class Ferry {
 
   constructor(config: Config, clock: Clock, role: Role, log: (line: string) => void, part?: Part) {
     this.#part = part;
+    this.#vaultKey = part === undefined ? randomBytes(32) : Buffer.from(part.vaultKey, "base64");
     this.#config = this.#ours(config);
     this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
+    this.#processes = new ProcessSamples(clock);
     this.#role = part?.kind === "gateway" ? "gateway" : role;
     this.#log = log;
     const { telemetry } = config;
@@ -375,6 +379,8 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      process: processName(this.#part),
+      processes: this.#processes,
       tracing: this.#tracing,
       random: Math.random,
       apiUrl: () => this.apiUrl,
@@ -463,6 +469,7 @@ export class Ferry {
       clock: this.#clock,
       events: this.events,
       put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
+      processes: this.#processes,
       status: () => this.#status(writable()),
       keep: (name, header) => {
         const model = this.#config.models.find((each) => each.name === name);
@@ -481,7 +488,6 @@ export class Ferry {
       writable,
       healthy: models.map(({ name }) => name).filter((name) => this.#healthy(name)),
       workers: Object.fromEntries(workers),
-      vaultKey: this.#vaultKey.toString("base64"),
     };
   }
 
@@ -506,7 +512,10 @@ export class Ferry {
       put: (task, sharing, ofMany) => (core?.engine ?? this.#gates!).put(task, sharing, ofMany),
       healthy: (model) => core?.healthy(model) ?? this.#healthy(model),
       workers: (model) => (core === undefined ? this.#workers(model) : core.workers(model)),
-      vault: (model) => (core && forwards(model) ? core.vault(model.name) : this.#vault(model)),
+      vault: (model) => {
+        const vault = this.#vault(model);
+        return this.#core && vault ? this.#core.vault(model.name, vault) : vault;
+      },
       draining: () => this.#draining,
       random: Math.random,
     });

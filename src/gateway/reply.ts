@@ -22,8 +22,13 @@ import type { Exchange } from "./exchange.ts";
 export const JSON_TYPE = "application/json; charset=utf-8";
 const BYTES_TYPE = "application/octet-stream";
 
+/** When to come again, where an outcome is a 503: its task was lost with the process that held it. */
+const RETRY_AFTER_MS = 1000;
+
 export function refusalOf({ outcome }: RecordView): Refusal | undefined {
-  return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
+  if (outcome === undefined || outcome.ok) return undefined;
+  const { code, message } = outcome;
+  return new Refusal(code, message, code === "SERVICE_OVERLOADED" ? { retryAfterMs: RETRY_AFTER_MS } : {});
 }
 
 export function batchHeaders(record: RecordView | undefined): string[] {

@@ -4,6 +4,7 @@ import { once } from "node:events";
 import { createServer, type AddressInfo } from "node:net";
 import { describe, test } from "node:test";
 import type { ServeTotals } from "../../src/cli/terminal/banner.ts";
+import type { Part } from "../../src/app/processes/core-link.ts";
 import { choosePorts } from "../../src/app/processes/ports.ts";
 import { explainStart } from "../../src/app/port-holder.ts";
 import { FIRST_WAIT_MS, MAX_WAIT_MS, TALLY_MS } from "../../src/app/processes/processes.ts";
@@ -27,7 +28,9 @@ describe("the parent", () => {
     forked[1]!.watcher.word(ready(8081));
     await start;
     const begun = forked.map(({ orders }) => orders.map((order) => order.is === "begin" && order.part));
-    const part = { gateways: 2, socket: "/run/core" };
+    const { vaultKey } = begun[0]![0] as Part;
+    assert.equal(Buffer.from(vaultKey, "base64").length, 32);
+    const part = { gateways: 2, socket: "/run/core", vaultKey };
     assert.deepEqual(begun, [
       [{ kind: "core", number: 0, ...part }],
       [{ kind: "gateway", number: 1, ...part }],

@@ -74,7 +74,7 @@ describe("a child", () => {
     is: "begin",
     config: demoConfig(),
     role: "all",
-    part: { kind: "gateway", number: 1, gateways: 2, socket: "/run/core" },
+    part: { kind: "gateway", number: 1, gateways: 2, socket: "/run/core", vaultKey: "" },
     epoch: 0,
   });
   const seen = (words: readonly Word[]): string[] => words.map(({ is }) => is);

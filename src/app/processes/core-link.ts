@@ -2,17 +2,19 @@
  * The two ends of the way between the gateway processes of `ferry serve --processes` and the core process. Beside tasks
  * (`engine/remote`) they tell each other:
  *
- *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests, the vault's key
- *   gateway ── notes ─► core       events, which the core's observers hear as its own; credentials for workers
+ *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests
+ *   gateway ── notes ─► core       events, which the core's observers hear as its own; credentials for workers; what the
+ *                                  process uses
  */
 import { rm } from "node:fs/promises";
 import { dirname } from "node:path";
 import { connectLink } from "../../engine/remote/channel.ts";
 import { RemoteEngine, type RemoteEngineParts } from "../../engine/remote/engine.ts";
 import { RemoteServer, type RemoteServerParts } from "../../engine/remote/server.ts";
+import { type ProcessSample, ProcessSampler, type ProcessSamples } from "../../observe/processes.ts";
 import { EventRelay, replayEvents } from "../../observe/relay.ts";
 import type { KnownWorker } from "../../workers/backend/passthrough.ts";
-import { credentialName } from "../../workers/backend/vault.ts";
+import type { Vault } from "../../workers/backend/vault.ts";
 import type { Alarm } from "../clock.ts";
 import { version } from "../version.ts";
 
@@ -24,6 +26,14 @@ export interface Part {
   readonly gateways: number;
   /** Path of the core's Unix socket. */
   readonly socket: string;
+  /** Base64. All name clients' credentials by it, also after a restart (`workers/backend/vault.ts`). */
+  readonly vaultKey: string;
+}
+
+/** The name of a process in metrics. */
+export function processName(part: Part | undefined): string {
+  if (part === undefined) return "ferry";
+  return part.kind === "core" ? "core" : `gateway-${part.number}`;
 }
 
 export interface CoreStatus {
@@ -32,13 +42,12 @@ export interface CoreStatus {
   readonly healthy: readonly string[];
   /** By model; only of those that gateways call directly. */
   readonly workers: Readonly<Record<string, readonly KnownWorker[]>>;
-  /** Base64. Names of credentials are HMACs under it (`workers/backend/vault.ts`). */
-  readonly vaultKey: string;
 }
 
 /** First character of a note. */
 const EVENTS = "e";
 const CREDENTIAL = "c";
+const SAMPLE = "p";
 /** How often the core looks whether its status changed; changes of workers are sent at once. */
 const STATUS_MS = 200;
 
@@ -46,15 +55,25 @@ const STATUS_MS = 200;
 export class CoreLink {
   readonly engine: RemoteEngine;
   readonly #relay: EventRelay;
-  #status: CoreStatus = { writable: false, healthy: [], workers: {}, vaultKey: "" };
+  readonly #sampler: ProcessSampler;
+  readonly #vaults = new Map<string, Vault>();
+  #status: CoreStatus = { writable: false, healthy: [], workers: {} };
 
-  constructor({ socket }: Part, parts: Omit<RemoteEngineParts, "connect" | "version">) {
-    const engine = new RemoteEngine({ ...parts, connect: () => connectLink(socket), version: version() });
+  constructor(part: Part, parts: Omit<RemoteEngineParts, "connect" | "connected" | "version">) {
+    const engine = new RemoteEngine({
+      ...parts,
+      connect: () => connectLink(part.socket),
+      connected: () => this.#tellCredentials(),
+      version: version(),
+    });
     this.engine = engine;
     engine.onStatus((text) => void (this.#status = JSON.parse(text) as CoreStatus));
     this.#relay = new EventRelay(parts.events, parts.clock, (text) => {
       if (engine.connected) engine.tell(EVENTS + text);
       return engine.connected;
+    });
+    this.#sampler = new ProcessSampler(processName(part), parts.events, parts.clock, (sample) => {
+      if (engine.connected) engine.tell(SAMPLE + JSON.stringify(sample));
     });
   }
 
@@ -70,17 +89,30 @@ export class CoreLink {
     return this.#status.workers[model];
   }
 
-  /** The core keeps the credential: it arrives there before the task that names it. */
-  vault(model: string): { keep(header: string): string } {
+  /** The core keeps a credential too: it arrives there before the task that names it. */
+  vault(model: string, vault: Vault): Pick<Vault, "keep"> {
+    this.#vaults.set(model, vault);
     return {
       keep: (header) => {
-        this.engine.tell(CREDENTIAL + JSON.stringify([model, header]));
-        return credentialName(Buffer.from(this.#status.vaultKey, "base64"), header);
+        this.#tellCredential(model, header);
+        return vault.keep(header);
       },
     };
   }
 
+  /** To a core that has been started again, before the tasks that name them are sent again. */
+  #tellCredentials(): void {
+    for (const [model, vault] of this.#vaults) {
+      for (const header of vault.headers()) this.#tellCredential(model, header);
+    }
+  }
+
+  #tellCredential(model: string, header: string): void {
+    this.engine.tell(CREDENTIAL + JSON.stringify([model, header]));
+  }
+
   async close(): Promise<void> {
+    this.#sampler.stop();
     this.#relay.close();
     await this.engine.close();
   }
@@ -88,6 +120,7 @@ export class CoreLink {
 
 export interface GatewaysParts extends Omit<RemoteServerParts, "status" | "told" | "version"> {
   status(): CoreStatus;
+  readonly processes: ProcessSamples;
   /** Keeps a client's credential for the model's workers. */
   keep(model: string, header: string): void;
 }
@@ -140,6 +173,7 @@ export class Gateways {
   #told(note: string): void {
     const text = note.slice(1);
     if (note.startsWith(EVENTS)) return replayEvents(text, this.#parts.events);
+    if (note.startsWith(SAMPLE)) return this.#parts.processes.put(JSON.parse(text) as ProcessSample);
     const [model, header] = JSON.parse(text) as [string, string];
     this.#parts.keep(model, header);
   }

@@ -140,13 +140,15 @@ export class Processes {
   #stopping = false;
 
   constructor(count: number, config: Config, role: Role, parts: ProcessesParts) {
+    const { socket } = parts;
+    const vaultKey = randomBytes(32).toString("base64");
     this.processes = count;
     this.#role = role;
     this.#parts = parts;
     this.#quiet = config.telemetry.logLevel === "silent";
     this.#seats = Array.from({ length: count + 1 }, (_, number) => ({
       name: number === 0 ? "core" : `gateway-${number}`,
-      part: { kind: number === 0 ? "core" : "gateway", number, gateways: count, socket: parts.socket },
+      part: { kind: number === 0 ? "core" : "gateway", number, gateways: count, socket, vaultKey },
       config,
       begun: undefined,
       catchingUp: undefined,

@@ -149,9 +149,11 @@ export class RemoteEngine implements TaskStore {
     return () => this.#statusListeners.delete(listener);
   }
 
-  /** Sends a text to the core, in order with the puts; dropped while disconnected. */
+  /** Sends a text to the core, in order with the puts; dropped while disconnected, or while too much is unsent. */
   tell(message: string): void {
-    this.#channel?.message(wire.TELL).text(message).end();
+    const channel = this.#channel;
+    if (channel === undefined || channel.waiting > MAX_UNSENT_BYTES) return;
+    channel.message(wire.TELL).text(message).end();
   }
 
   put(task: Task, sharing: Sharing = NOTHING_SHARED, ofMany = false): Promise<Placed> {

@@ -34,6 +34,7 @@ export interface RemoteServerParts {
 
 /** A gateway that leaves this much unread is cut off; it may connect again and ask for its outcomes. */
 const MAX_UNREAD_BYTES = 512 << 20;
+const CLOSE_WITHIN_MS = 1000;
 /** Longest path of a Unix socket on Linux, in bytes. */
 const MAX_PATH_BYTES = 107;
 /** How long after a task's deadline its end is still awaited, and how often that is checked. */
@@ -50,7 +51,8 @@ interface Wait {
 export class RemoteServer {
   readonly #parts: RemoteServerParts;
   readonly #waits = new Table<Wait>(randomInt(2 ** 32));
-  readonly #sessions = new Set<Session>();
+  readonly #connections = new Set<Session>();
+  readonly #sessions = new Set<Session>(); // those that said hello
   readonly #unwatch: () => void;
   readonly #listening: Server;
   #numbers = 0;
@@ -94,6 +96,7 @@ export class RemoteServer {
       await: (id, until) => this.#await(session, id, until),
       unwait: (id) => this.#unwait(session, id),
     });
+    this.#connections.add(session);
   }
 
   get gateways(): number {
@@ -115,15 +118,20 @@ export class RemoteServer {
     for (const session of this.#sessions) session.publish(status);
   }
 
-  /** Ends all connections once what they hold is written; the engine stays open. */
+  /** Ends all connections once what they hold is written, or after a while; the engine stays open. */
   async close(): Promise<void> {
+    const { clock } = this.#parts;
     this.#unwatch();
     this.#sweep?.cancel();
-    for (const session of this.#sessions) session.end();
+    for (const session of this.#connections) session.end();
     if (!this.#listening.listening) return;
+    const alarm = clock.at(clock.now() + CLOSE_WITHIN_MS, () => {
+      for (const session of this.#connections) session.cut("it read nothing while this process ended");
+    });
     const { promise, resolve } = Promise.withResolvers<void>();
     this.#listening.close(() => resolve());
     await promise;
+    alarm.cancel();
   }
 
   #left(session: Session, why: string | undefined): void {
@@ -131,6 +139,7 @@ export class RemoteServer {
       const message = `the connection to a gateway process was ended: ${why}`;
       this.#parts.events.emit("notice", { level: "error", message });
     }
+    this.#connections.delete(session);
     if (!this.#sessions.delete(session)) return;
     for (const { id } of this.#waits.unordered()) this.#unwait(session, id);
     if (this.#sessions.size > 0) return;
@@ -224,11 +233,15 @@ class Session {
     wire.writeRecordView(out, record);
     out.end();
     const { waiting } = this.#channel;
-    if (waiting > MAX_UNREAD_BYTES) this.#channel.fail(`it left ${waiting} bytes unread`);
+    if (waiting > MAX_UNREAD_BYTES) this.cut(`it left ${waiting} bytes unread`);
   }
 
   end(): void {
     this.#channel.end();
+  }
+
+  cut(why: string): void {
+    this.#channel.fail(why);
   }
 
   #received(from: wire.WireReader): void {

@@ -3,7 +3,7 @@
  * never the credential: tasks are stored and shown to operators. The name is an HMAC under a key made at each start: it
  * reveals nothing, is useless after a restart, and is equal for equal credentials, which may share a batch.
  */
-import { createHmac, randomBytes } from "node:crypto";
+import { createHmac } from "node:crypto";
 import type { Clock } from "../../app/clock.ts";
 
 interface Held {
@@ -17,10 +17,6 @@ export interface VaultRules {
   readonly max: number;
 }
 
-export function credentialName(key: Buffer, header: string): string {
-  return createHmac("sha256", key).update(header).digest("base64url");
-}
-
 export class Vault {
   readonly #rules: () => VaultRules;
   readonly #clock: Clock;
@@ -28,8 +24,8 @@ export class Vault {
   /** By name, in order of expiry. */
   readonly #held = new Map<string, Held>();
 
-  /** `key`: shared with the gateway processes, which name credentials too. */
-  constructor(rules: () => VaultRules, clock: Clock, key = randomBytes(32)) {
+  /** Processes that name credentials alike share the `key`. */
+  constructor(rules: () => VaultRules, clock: Clock, key: Buffer) {
     this.#rules = rules;
     this.#clock = clock;
     this.#key = key;
@@ -39,7 +35,7 @@ export class Vault {
   keep(header: string): string | undefined {
     const now = this.#clock.now();
     const { ttlMs, max } = this.#rules();
-    const name = credentialName(this.#key, header);
+    const name = createHmac("sha256", this.#key).update(header).digest("base64url");
     for (const [each, { until }] of this.#held) {
       if (until > now) break;
       this.#held.delete(each);
@@ -47,6 +43,10 @@ export class Vault {
     if (!this.#held.delete(name) && this.#held.size >= max) return undefined;
     this.#held.set(name, { header, until: now + ttlMs });
     return name;
+  }
+
+  headers(): string[] {
+    return [...this.#held.values()].map(({ header }) => header);
   }
 
   /** Undefined: expired, or from before a restart. */

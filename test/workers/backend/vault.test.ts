@@ -1,13 +1,15 @@
-/** Clients' credentials by name: found while they are needed, bounded, and of one process alone. */
+/** Clients' credentials by name: found while they are needed, bounded. */
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { Vault } from "../../../src/workers/backend/vault.ts";
 import { checkUncredited, credited, uncredited } from "../../../src/gateway/protocol/fields.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
 
+const KEY = Buffer.alloc(32, 1);
+
 test("a credential has one name, for as long as it is used and a little longer", async () => {
   const clock = new VirtualClock();
-  const vault = new Vault(() => ({ ttlMs: 100, max: 2 }), clock);
+  const vault = new Vault(() => ({ ttlMs: 100, max: 2 }), clock, KEY);
   const name = vault.keep("Bearer a")!;
   assert.doesNotMatch(name, /Bearer/);
   assert.equal(vault.find(name), "Bearer a");
@@ -20,16 +22,19 @@ test("a credential has one name, for as long as it is used and a little longer",
   assert.equal(vault.find(name), undefined);
 });
 
-test("it holds so many and no more; another process has other names", async () => {
+test("it holds so many and no more; names are those of the key", async () => {
   const clock = new VirtualClock();
-  const vault = new Vault(() => ({ ttlMs: 100, max: 2 }), clock);
+  const vault = new Vault(() => ({ ttlMs: 100, max: 2 }), clock, KEY);
   const a = vault.keep("a");
   assert.notEqual(vault.keep("b"), a);
   assert.equal(vault.keep("c"), undefined);
   assert.equal(vault.keep("a"), a, "those that are there stay");
   await clock.run(clock.now() + 101);
   assert.notEqual(vault.keep("c"), undefined);
-  assert.notEqual(new Vault(() => ({ ttlMs: 100, max: 2 }), clock).keep("a"), a);
+  const other = (key: Buffer): Vault => new Vault(() => ({ ttlMs: 100, max: 2 }), clock, key);
+  assert.equal(other(KEY).keep("a"), a);
+  assert.notEqual(other(Buffer.alloc(32, 2)).keep("a"), a);
+  assert.deepEqual(vault.headers(), ["c"]);
 });
 
 test("its name goes into a task's parameters and comes out again, whatever they are", () => {
