@@ -11,7 +11,7 @@ import { Counter, Histogram, Registry } from "prom-client";
 import { Events } from "../src/observe/events.ts";
 import { LATENCY_BOUNDS, type MeasuredModel } from "../src/observe/metric-counts.ts";
 import { openMetrics } from "../src/observe/metrics.ts";
-import { answered, called, sightOf, started, TIERS } from "../test/observe/stage.ts";
+import { answered, called, PROCESSES, sightOf, started, TIERS } from "../test/observe/stage.ts";
 
 const BATCH = 64;
 const ROUNDS = 30_000;
@@ -80,6 +80,7 @@ async function scrapeMs(count: number): Promise<string> {
     version: "0",
     events,
     sight: sightOf(models),
+    processes: PROCESSES,
     more: [],
   };
   const metrics = openMetrics(parts);
@@ -99,7 +100,15 @@ const events = new Events();
 const send = batchOf(events, "embed");
 const unheard = time(send, ROUNDS);
 const models = [{ name: "embed", maxBatchSize: BATCH, caches: true }];
-openMetrics({ models: () => models, tiers: TIERS, version: "0", events, sight: sightOf(models), more: [] });
+openMetrics({
+  models: () => models,
+  tiers: TIERS,
+  version: "0",
+  events,
+  sight: sightOf(models),
+  processes: PROCESSES,
+  more: [],
+});
 console.log(`a request: ${(time(send, ROUNDS) - unheard).toFixed(0)} ns`);
 console.log(`prom-client, labels() each time: ${time(withPromClient(false), ROUNDS / 20).toFixed(0)} ns`);
 console.log(`prom-client, children kept: ${time(withPromClient(true), ROUNDS / 20).toFixed(0)} ns`);

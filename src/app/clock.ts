@@ -8,6 +8,7 @@
  * Node's timers have a resolution of 1 ms: a wait of 0.3 ms takes 1.1, and since they count from the start of the event
  * loop turn they may fire almost 1 ms early; then the wait continues. For finer timers see `Clock.at`.
  */
+import { type Due, Heap } from "../core/heap.ts";
 import { FineTimer } from "./clock/fine-timer.ts";
 
 export interface Alarm {
@@ -32,13 +33,24 @@ export interface Clock {
 }
 
 const GRAIN_MS = 1;
+/** Of Node's timers; a longer wait continues. */
+const LONGEST_MS = 2 ** 31 - 1;
 
 function machineMs(): number {
   return Number(process.hrtime.bigint()) / 1e6;
 }
 
+/**
+ * One Node timer for all alarms, armed for the first. Most alarms are cancelled, and most of those were never the first:
+ * such a one costs two steps in a heap, where a timer of its own cost Node a list and a place in its queue.
+ */
 export class SystemClock implements Clock {
   readonly #origin: number;
+  readonly #alarms = new Heap<SystemAlarm>();
+  readonly #rang = (): void => this.#ring();
+  #timer: NodeJS.Timeout | undefined;
+  /** What the timer is armed for; its alarm may be cancelled since. */
+  #timerAt = Infinity;
   #fine: FineTimer | undefined;
 
   /** `epoch`: of another process's clock on this machine, with which this one then agrees. */
@@ -60,42 +72,74 @@ export class SystemClock implements Clock {
   }
 
   at(time: number, ring: () => void, withinMs = GRAIN_MS): Alarm {
-    const alarm = new SystemAlarm(this, time, ring);
-    if (withinMs < GRAIN_MS) this.#hurry(alarm, time);
+    const alarm = new SystemAlarm(this, ring);
+    this.#alarms.set(alarm, time);
+    if (time < this.#timerAt) this.#arm(time);
+    if (withinMs < GRAIN_MS) {
+      this.#fine ??= new FineTimer(() => this.now());
+      alarm.fine = this.#fine.add(time, alarm);
+    }
     return alarm;
+  }
+
+  /** For an alarm that has rung or is cancelled. */
+  remove(alarm: SystemAlarm): void {
+    this.#alarms.remove(alarm);
+    // A timer keeps the process alive.
+    if (this.#alarms.first === undefined) this.#disarm();
   }
 
   async rest(): Promise<void> {
     await this.#fine?.rest();
   }
 
-  #hurry(alarm: SystemAlarm, time: number): void {
-    this.#fine ??= new FineTimer(() => this.now());
-    alarm.fine = this.#fine.add(time, alarm);
+  #arm(time: number): void {
+    clearTimeout(this.#timer);
+    this.#timerAt = time;
+    const afterMs = Math.min(Math.max(0, Math.ceil(time - this.now())), LONGEST_MS);
+    this.#timer = setTimeout(this.#rang, afterMs);
+  }
+
+  #disarm(): void {
+    clearTimeout(this.#timer);
+    this.#timer = undefined;
+    this.#timerAt = Infinity;
+  }
+
+  #ring(): void {
+    this.#disarm();
+    const now = this.now();
+    const due: SystemAlarm[] = [];
+    for (
+      let { first } = this.#alarms;
+      first !== undefined && first.dueAt <= now;
+      first = this.#alarms.first
+    ) {
+      this.#alarms.remove(first);
+      due.push(first);
+    }
+    if (this.#alarms.first !== undefined) this.#arm(this.#alarms.firstAt);
+    // Alarms that these set are for a later turn, however soon they are due.
+    for (const alarm of due) alarm.rings();
   }
 }
 
-/**
- * Drops its callback once fired or cancelled. Node's timers keep each other alive for longer, and with them whole
- * batches were promoted to the old generation.
- */
-class SystemAlarm implements Alarm {
+/** Drops its callback once fired or cancelled: whole batches were promoted to the old generation with it. */
+class SystemAlarm implements Alarm, Due {
   readonly #clock: SystemClock;
-  readonly #time: number;
-  #timer: NodeJS.Timeout;
   #ring: (() => void) | undefined;
   fine: Alarm | undefined;
+  dueAt = Infinity;
+  place = -1;
 
-  constructor(clock: SystemClock, time: number, ring: () => void) {
+  constructor(clock: SystemClock, ring: () => void) {
     this.#clock = clock;
-    this.#time = time;
     this.#ring = ring;
-    this.#timer = this.#set();
   }
 
   cancel(): void {
     this.#ring = undefined;
-    clearTimeout(this.#timer);
+    this.#clock.remove(this);
     this.fine?.cancel();
     this.fine = undefined;
   }
@@ -104,15 +148,5 @@ class SystemAlarm implements Alarm {
     const ring = this.#ring;
     this.cancel();
     ring?.();
-  }
-
-  #set(): NodeJS.Timeout {
-    const afterMs = Math.max(0, Math.ceil(this.#time - this.#clock.now()));
-    return setTimeout(() => this.#rang(), afterMs);
-  }
-
-  #rang(): void {
-    if (this.#clock.now() < this.#time) this.#timer = this.#set();
-    else this.rings();
   }
 }

@@ -21,7 +21,7 @@ import { forwards, isReachable, knownWorkers } from "./dropins.ts";
 import { Gates } from "./gates.ts";
 import { PublicApi } from "./public-api.ts";
 import { formatAddress } from "./port-holder.ts";
-import { CoreLink, type CoreStatus, Gateways, type Part } from "./processes/core-link.ts";
+import { CoreLink, type CoreStatus, Gateways, type Part, processName } from "./processes/core-link.ts";
 import { FullNotice } from "./processes/full-notice.ts";
 import { adminRoutes } from "../gateway/admin.ts";
 import { Listener } from "../gateway/server.ts";
@@ -35,6 +35,7 @@ import { type Prepared, WorkerPool } from "../workers/pool.ts";
 import { ScalingLoop } from "../workers/scaling.ts";
 import { Events } from "../observe/events.ts";
 import { type LogLevel, logEvents } from "../observe/log.ts";
+import { ProcessSamples } from "../observe/processes.ts";
 import { Tally } from "../observe/tally.ts";
 import { type Tracing, tracingOf } from "../observe/tracing.ts";
 import type { KnownWorker } from "../workers/backend/passthrough.ts";
@@ -74,6 +75,7 @@ export class Ferry {
   readonly #role: Role;
   /** Undefined: this process is all of it. */
   readonly #part: Part | undefined;
+  readonly #processes: ProcessSamples;
   readonly #log: (line: string) => void;
   #endLog: () => void;
   readonly #tally: Tally;
@@ -112,6 +114,7 @@ export class Ferry {
     this.#limits = limitsOf(config);
     this.#live = liveConfig(() => this.#config);
     this.#clock = clock;
+    this.#processes = new ProcessSamples(clock);
     this.#role = part?.kind === "gateway" ? "gateway" : role;
     this.#log = log;
     const { telemetry } = config;
@@ -376,6 +379,8 @@ export class Ferry {
       ...known,
       events: this.events,
       sight: report,
+      process: processName(this.#part),
+      processes: this.#processes,
       tracing: this.#tracing,
       random: Math.random,
       apiUrl: () => this.apiUrl,
@@ -464,6 +469,7 @@ export class Ferry {
       clock: this.#clock,
       events: this.events,
       put: (task, sharing, ofMany) => this.#gates!.put(task, sharing, ofMany),
+      processes: this.#processes,
       status: () => this.#status(writable()),
       keep: (name, header) => {
         const model = this.#config.models.find((each) => each.name === name);

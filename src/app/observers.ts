@@ -5,7 +5,7 @@ import type { Clock } from "./clock.ts";
 import type { Config, Role } from "./config/config.ts";
 import { Refusal } from "../core/errors.ts";
 import { assetRoutes } from "../observe/dashboard/assets.ts";
-import { Fold, LoopDelay } from "../observe/dashboard/fold.ts";
+import { Fold } from "../observe/dashboard/fold.ts";
 import { Live, MAX_VIEWERS } from "../observe/dashboard/live.ts";
 import type { Engine } from "../engine/engine.ts";
 import type { Exchange } from "../gateway/exchange.ts";
@@ -13,6 +13,7 @@ import type { Routes } from "../gateway/server.ts";
 import type { History } from "../gateway/story.ts";
 import { type Events, listening } from "../observe/events.ts";
 import { openMetrics } from "../observe/metrics.ts";
+import { LoopDelay, ProcessSampler, type ProcessSamples } from "../observe/processes.ts";
 import { RecentBatches, Troubles } from "../observe/recent.ts";
 import type { PostgresLog } from "../observe/request-log-postgres.ts";
 import { RequestLog } from "../observe/request-log.ts";
@@ -38,6 +39,9 @@ export interface ObserverParts {
   readonly clock: Clock;
   readonly events: Events;
   readonly sight: Sight;
+  /** The name of this process in `processes`. */
+  readonly process: string;
+  readonly processes: ProcessSamples;
   readonly tally: Tally;
   readonly engine: Engine;
   random(): number;
@@ -99,7 +103,10 @@ function traces({ config, role, sight, ...rest }: ObserverParts, tracing: Tracin
   return { counters: [opened.dropped], close: () => opened.close() };
 }
 
-function metrics({ config, events, sight }: ObserverParts, more: readonly Counter[]): Observer {
+function metrics(
+  { config, clock, events, sight, process, processes }: ObserverParts,
+  more: readonly Counter[],
+): Observer {
   const models = () =>
     config.models.map(({ name, maxBatchSize, cache }) => ({
       name,
@@ -107,8 +114,9 @@ function metrics({ config, events, sight }: ObserverParts, more: readonly Counte
       caches: cache.scope !== "off",
     }));
   const tiers = config.tiers.map(({ name }) => name);
-  const opened = openMetrics({ models, tiers, version: version(), events, sight, more });
-  return { guarded: opened.routes };
+  const opened = openMetrics({ models, tiers, version: version(), events, sight, processes, more });
+  const sampler = new ProcessSampler(process, events, clock, (sample) => processes.put(sample));
+  return { guarded: opened.routes, close: () => sampler.stop() };
 }
 
 /** The layout depends on the models: a reload that changes them resets the fold, and viewers reconnect. */

@@ -17,6 +17,7 @@ import { DISPATCH_REASONS } from "../core/task.ts";
 import type { Routes } from "../gateway/server.ts";
 import { type Events, SHED_REASONS, type WorkerState } from "./events.ts";
 import { type Buckets, type MeasuredModel, MetricCounts } from "./metric-counts.ts";
+import type { ProcessSample, ProcessSamples } from "./processes.ts";
 import type { Counter, ModelSight, ProcessSight, Sight } from "./sight.ts";
 
 export interface MetricsParts {
@@ -25,6 +26,7 @@ export interface MetricsParts {
   readonly version: string;
   readonly events: Events;
   readonly sight: Sight;
+  readonly processes: Pick<ProcessSamples, "take">;
   readonly more: readonly Counter[];
 }
 
@@ -197,8 +199,10 @@ function counted(counts: MetricCounts): Family[] {
 }
 
 /** One look per scrape: `look` is called first, then every family reads its result. */
-function seen({ tiers, sight, version }: MetricsParts): { families: Family[]; look: () => void } {
+function seen(parts: MetricsParts): { families: Family[]; look: () => void } {
+  const { tiers, sight, version, processes } = parts;
   let models: readonly ModelSight[] = [];
+  let samples: readonly ProcessSample[] = [];
   let process = sight.process();
   const { role, engine } = process;
   const gauge = (name: string, help: string, read: () => Sample[]): Family => {
@@ -242,6 +246,17 @@ function seen({ tiers, sight, version }: MetricsParts): { families: Family[]; lo
     gauge("ferry_store_up", "Whether the store of tasks answers.", () => [
       { labels: NONE, value: process.reachable ? 1 : 0 },
     ]),
+    counter("ferry_process_cpu_seconds_total", "CPU of each process of this Ferry, user and system.", () =>
+      perProcess(samples, ({ cpuSeconds }) => cpuSeconds),
+    ),
+    gauge("ferry_process_resident_bytes", "Resident memory of each process of this Ferry.", () =>
+      perProcess(samples, ({ residentBytes }) => residentBytes),
+    ),
+    gauge(
+      "ferry_process_loop_delay_seconds",
+      "Longest delay of the event loop of each process of this Ferry since the last scrape.",
+      () => perProcess(samples, ({ loopDelayMs }) => loopDelayMs / 1000),
+    ),
     gauge("ferry_build_info", "1, with what this process is as labels.", () => [
       { labels: { version, role, engine }, value: 1 },
     ]),
@@ -249,8 +264,13 @@ function seen({ tiers, sight, version }: MetricsParts): { families: Family[]; lo
   const look = (): void => {
     models = sight.models();
     process = sight.process();
+    samples = processes.take();
   };
   return { families, look };
+}
+
+function perProcess(samples: readonly ProcessSample[], value: (sample: ProcessSample) => number): Sample[] {
+  return samples.map((sample) => ({ labels: { process: sample.process }, value: value(sample) }));
 }
 
 function single(name: string, help: string, value: () => number): Family {

@@ -7,7 +7,7 @@ import { stringify } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
 import { Events } from "../../src/observe/events.ts";
 import { openMetrics } from "../../src/observe/metrics.ts";
-import { namesOf, sightOf, TIERS } from "../observe/stage.ts";
+import { namesOf, PROCESSES, sightOf, TIERS } from "../observe/stage.ts";
 import { promtool } from "./promtool.ts";
 
 interface Panel {
@@ -46,7 +46,7 @@ describe("deploy/grafana/ferry.json", () => {
   before(async () => {
     const models = [{ name: "embed", maxBatchSize: 64, caches: true }];
     const parts = { models: () => models, tiers: TIERS, version: "1", sight: sightOf(models), more: MORE };
-    const metrics = openMetrics({ ...parts, events: new Events() });
+    const metrics = openMetrics({ ...parts, processes: PROCESSES, events: new Events() });
     names = new Set(namesOf((await metrics.expose()).text));
   });
 

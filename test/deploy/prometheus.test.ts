@@ -7,7 +7,7 @@ import { parse } from "yaml";
 import { Folder, ROOT } from "../e2e/harness.ts";
 import { Events } from "../../src/observe/events.ts";
 import { openMetrics } from "../../src/observe/metrics.ts";
-import { answered, called, sightOf, started, TIERS } from "../observe/stage.ts";
+import { answered, called, PROCESSES, sightOf, started, TIERS } from "../observe/stage.ts";
 import { promtool } from "./promtool.ts";
 
 const PLACE = join(ROOT, "deploy/prometheus");
@@ -77,6 +77,7 @@ describe("deploy/prometheus", () => {
       version: "1",
       events,
       sight,
+      processes: PROCESSES,
       more: [],
     });
     events.emit("batch.started", started("embed", [1, 2, 3], [0, 1, 2]));

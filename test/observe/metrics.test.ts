@@ -6,7 +6,7 @@ import { Events } from "../../src/observe/events.ts";
 import { Buckets, LATENCY_BOUNDS, sizeBounds } from "../../src/observe/metric-counts.ts";
 import { openMetrics, type Metrics } from "../../src/observe/metrics.ts";
 import type { Counter, Sight, WorkerSight } from "../../src/observe/sight.ts";
-import { answered, called, namesOf, samplesOf, sightOf, started, TIERS } from "./stage.ts";
+import { answered, called, namesOf, samplesOf, PROCESSES, sightOf, started, TIERS } from "./stage.ts";
 
 const MODELS = [
   { name: "embed", maxBatchSize: 64, caches: true },
@@ -22,7 +22,15 @@ interface Stage {
 
 async function stage(sight: Sight = sightOf(MODELS), more: readonly Counter[] = []): Promise<Stage> {
   const events = new Events();
-  const metrics = openMetrics({ models: () => MODELS, tiers: TIERS, version: "1.2.3", events, sight, more });
+  const metrics = openMetrics({
+    models: () => MODELS,
+    tiers: TIERS,
+    version: "1.2.3",
+    events,
+    sight,
+    processes: PROCESSES,
+    more,
+  });
   return { events, metrics, samples: async () => samplesOf((await metrics.expose()).text) };
 }
 

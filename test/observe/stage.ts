@@ -18,6 +18,10 @@ export const PROCESS: ProcessSight = {
   startedAt: 0,
 };
 
+export const PROCESSES = {
+  take: () => [{ process: "ferry", pid: 7, cpuSeconds: 1.5, residentBytes: 2048, loopDelayMs: 30 }],
+};
+
 const MODEL: ModelSight = {
   name: "",
   maxBatchSize: 64,

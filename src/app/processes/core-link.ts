@@ -3,13 +3,15 @@
  * (`engine/remote`) they tell each other:
  *
  *   core ── status ─► gateway      models with healthy workers, addresses for proxied requests
- *   gateway ── notes ─► core       events, which the core's observers hear as its own; credentials for workers
+ *   gateway ── notes ─► core       events, which the core's observers hear as its own; credentials for workers; what the
+ *                                  process uses
  */
 import { rm } from "node:fs/promises";
 import { dirname } from "node:path";
 import { connectLink } from "../../engine/remote/channel.ts";
 import { RemoteEngine, type RemoteEngineParts } from "../../engine/remote/engine.ts";
 import { RemoteServer, type RemoteServerParts } from "../../engine/remote/server.ts";
+import { type ProcessSample, ProcessSampler, type ProcessSamples } from "../../observe/processes.ts";
 import { EventRelay, replayEvents } from "../../observe/relay.ts";
 import type { KnownWorker } from "../../workers/backend/passthrough.ts";
 import type { Vault } from "../../workers/backend/vault.ts";
@@ -28,6 +30,12 @@ export interface Part {
   readonly vaultKey: string;
 }
 
+/** The name of a process in metrics. */
+export function processName(part: Part | undefined): string {
+  if (part === undefined) return "ferry";
+  return part.kind === "core" ? "core" : `gateway-${part.number}`;
+}
+
 export interface CoreStatus {
   readonly writable: boolean;
   /** Models with a healthy worker. */
@@ -39,6 +47,7 @@ export interface CoreStatus {
 /** First character of a note. */
 const EVENTS = "e";
 const CREDENTIAL = "c";
+const SAMPLE = "p";
 /** How often the core looks whether its status changed; changes of workers are sent at once. */
 const STATUS_MS = 200;
 
@@ -46,13 +55,14 @@ const STATUS_MS = 200;
 export class CoreLink {
   readonly engine: RemoteEngine;
   readonly #relay: EventRelay;
+  readonly #sampler: ProcessSampler;
   readonly #vaults = new Map<string, Vault>();
   #status: CoreStatus = { writable: false, healthy: [], workers: {} };
 
-  constructor({ socket }: Part, parts: Omit<RemoteEngineParts, "connect" | "connected" | "version">) {
+  constructor(part: Part, parts: Omit<RemoteEngineParts, "connect" | "connected" | "version">) {
     const engine = new RemoteEngine({
       ...parts,
-      connect: () => connectLink(socket),
+      connect: () => connectLink(part.socket),
       connected: () => this.#tellCredentials(),
       version: version(),
     });
@@ -61,6 +71,9 @@ export class CoreLink {
     this.#relay = new EventRelay(parts.events, parts.clock, (text) => {
       if (engine.connected) engine.tell(EVENTS + text);
       return engine.connected;
+    });
+    this.#sampler = new ProcessSampler(processName(part), parts.events, parts.clock, (sample) => {
+      if (engine.connected) engine.tell(SAMPLE + JSON.stringify(sample));
     });
   }
 
@@ -99,6 +112,7 @@ export class CoreLink {
   }
 
   async close(): Promise<void> {
+    this.#sampler.stop();
     this.#relay.close();
     await this.engine.close();
   }
@@ -106,6 +120,7 @@ export class CoreLink {
 
 export interface GatewaysParts extends Omit<RemoteServerParts, "status" | "told" | "version"> {
   status(): CoreStatus;
+  readonly processes: ProcessSamples;
   /** Keeps a client's credential for the model's workers. */
   keep(model: string, header: string): void;
 }
@@ -158,6 +173,7 @@ export class Gateways {
   #told(note: string): void {
     const text = note.slice(1);
     if (note.startsWith(EVENTS)) return replayEvents(text, this.#parts.events);
+    if (note.startsWith(SAMPLE)) return this.#parts.processes.put(JSON.parse(text) as ProcessSample);
     const [model, header] = JSON.parse(text) as [string, string];
     this.#parts.keep(model, header);
   }

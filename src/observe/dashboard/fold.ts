@@ -6,6 +6,7 @@
  */
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../events.ts";
+import type { LoopDelay } from "../processes.ts";
 import type { ModelSight, Sight } from "../sight.ts";
 import type { Tally } from "../tally.ts";
 import { type Frame, HISTORY_SECONDS, type ModelFrame, type Note, type ProcessFrame } from "./frames.ts";
@@ -343,54 +344,5 @@ class Notes {
     const short = text.length > MAX_NOTE_LENGTH ? `${text.slice(0, MAX_NOTE_LENGTH - 1)}…` : text;
     this.#notes.push({ at: Math.round(this.#now()), level, text: short });
     if (this.#notes.length > MAX_NOTES) this.#notes.shift();
-  }
-}
-
-const DELAY_EVERY_MS = 50;
-
-/**
- * Event-loop delay: how late a 50 ms alarm fires, which may read as much short. Node's `monitorEventLoopDelay` misses a
- * stall that spans its reset, and would need a reset each second. Without requests only the lateness of `take` itself is
- * read: fifty alarms a second were all that an idle process did.
- */
-export class LoopDelay {
-  readonly #clock: Clock;
-  #alarm: Alarm | undefined;
-  #dueAt = Infinity;
-  #watched = false;
-  #worstMs = 0;
-
-  constructor(clock: Clock) {
-    this.#clock = clock;
-  }
-
-  /** There are requests: measure until a `take` finds that there were none. */
-  watch(): void {
-    this.#watched = true;
-    if (this.#alarm === undefined) this.#arm(this.#clock.now());
-  }
-
-  /** The worst since the last call, including a delay still in progress. `dueAt`: when this should have been called. */
-  take(dueAt: number): number {
-    const worst = Math.max(this.#worstMs, this.#clock.now() - Math.min(dueAt, this.#dueAt));
-    this.#worstMs = 0;
-    if (!this.#watched) this.stop();
-    this.#watched = false;
-    return worst;
-  }
-
-  stop(): void {
-    this.#alarm?.cancel();
-    this.#alarm = undefined;
-    this.#dueAt = Infinity;
-  }
-
-  #arm(now: number): void {
-    this.#dueAt = now + DELAY_EVERY_MS;
-    this.#alarm = this.#clock.at(this.#dueAt, () => {
-      const rangAt = this.#clock.now();
-      this.#worstMs = Math.max(this.#worstMs, rangAt - this.#dueAt);
-      this.#arm(rangAt);
-    });
   }
 }

@@ -4,7 +4,7 @@ import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { ShedReason } from "../../../src/observe/events.ts";
 import { WorkerBook } from "../../../src/observe/dashboard/workers.ts";
-import { LoopDelay } from "../../../src/observe/dashboard/fold.ts";
+import { LoopDelay } from "../../../src/observe/processes.ts";
 import { Latencies } from "../../../src/observe/dashboard/quantiles.ts";
 import { RefusedTenants } from "../../../src/observe/dashboard/model-fold.ts";
 import { ManualClock } from "../../workers/backend/manual-clock.ts";
