@@ -117,10 +117,12 @@ export function sendOutput(
     const texts = chained([`${head}"output":`], numbersPieces(binary), [tail]);
     return pieceLine.send(exchange, texts, headers);
   }
-  const shown = binary === undefined ? `"output":${output}` : outputText(binary, encoding);
-  const text = `${head}${shown}${tail}`;
-  const bytes = binary === undefined ? (outputBytes ?? Buffer.byteLength(output)) : output.length;
-  exchange.send(200, text, headers, text.length - output.length + bytes);
+  const pieces =
+    binary === undefined ? [head, '"output":', output, tail] : [head, outputText(binary, encoding), tail];
+  // All but a JSON output is ASCII.
+  const wide = binary === undefined ? (outputBytes ?? Buffer.byteLength(output)) - output.length : 0;
+  const characters = pieces.reduce((sum, { length }) => sum + length, 0);
+  exchange.sendPieces(200, pieces, headers, characters + wide);
   return true;
 }
 

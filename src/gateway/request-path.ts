@@ -580,6 +580,9 @@ function share(
   // No name, canonical JSON or key contains a line break.
   const own = [content, caller.tenant].join("\n");
   const cacheKey = cache.scope === "shared" ? content : own;
+  // Nearly every request, in one literal.
+  if (collapse && cached && idempotencyKey === undefined)
+    return { content: cacheKey, sharing: { joinKey: own, cacheKey, cacheTtlMs: cache.ttlMs } };
   return {
     content: collapse ? cacheKey : "",
     sharing: {
