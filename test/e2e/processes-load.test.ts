@@ -102,7 +102,7 @@ describe("tenants take turns, whichever gateway they are at", () => {
 });
 
 interface Started extends AsyncDisposable {
-  post(gateway: number, body: unknown, headers: Headers): Promise<Answer>;
+  readonly post: (gateway: number, body: unknown, headers: Headers) => Promise<Answer>;
 }
 
 /** One process is the measure of several. */
