@@ -321,7 +321,8 @@ export class RequestPath {
     waiters.release(waiter);
     if (put.kind === "done") {
       const { id, record, cached, unstored = false } = put;
-      return { ...ticket, id, record, work: cached ? "cached" : unstored ? "own" : "joined", unstored };
+      const own = unstored && id === ticket.id;
+      return { ...ticket, id, record, work: cached ? "cached" : own ? "own" : "joined", unstored };
     }
     if (put.kind === "full") {
       if (put.never === true)
