@@ -97,7 +97,7 @@ class Asked {
   withBody(use: (text: string) => Promise<void> | void): void {
     void use(body.toString());
   }
-  send(): void {
+  sendPieces(): void {
     this.answered = true;
     answered++;
   }

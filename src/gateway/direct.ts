@@ -9,6 +9,7 @@
  */
 import { type IncomingMessage, STATUS_CODES } from "node:http";
 import type { Socket } from "node:net";
+import { TLSSocket } from "node:tls";
 import type { Clock } from "../app/clock.ts";
 
 /** Internals of Node's parser, stable since io.js; without `onIncoming` every request goes Node's way. */
@@ -42,6 +43,7 @@ const MAX_BODY_BYTES = 65_536;
 /** Beyond the time that the client was told, as Node does: one that comes at the last moment must not find it closed. */
 const KEEP_ALIVE_GRACE_S = 2;
 const NOTHING = Buffer.alloc(0);
+const SCRATCH_BYTES = 65_536;
 const UNSAFE = /[^\x20-\x7e]/;
 
 /** Whether a request with work qualifies by its headers. */
@@ -61,6 +63,7 @@ export class DirectConnection<Request extends DirectRequest> {
   readonly #parser: Parser;
   readonly #take: OnIncoming;
   readonly #owner: DirectOwner<Request>;
+  readonly #encrypted: boolean; // never written at once
   #current: Request | undefined;
   #sending = false; // the response of the current request is with the socket
   #idleSince = Infinity; // second of the owner
@@ -73,6 +76,7 @@ export class DirectConnection<Request extends DirectRequest> {
     this.#parser = parser;
     this.#take = take;
     this.#owner = owner;
+    this.#encrypted = socket instanceof TLSSocket;
     socket.on("close", () => this.#end());
   }
 
@@ -93,23 +97,24 @@ export class DirectConnection<Request extends DirectRequest> {
    * value… Undefined: a value is not plain ASCII.
    */
   head(status: number, headers: readonly string[]): string | undefined {
-    const { clock, keepAliveMs } = this.#owner;
     let text = `HTTP/1.1 ${status} ${STATUS_CODES[status] ?? "unknown"}\r\n`;
     for (let at = 0; at < headers.length; at += 2) {
       if (UNSAFE.test(headers[at + 1]!)) return undefined;
       text += `${headers[at]}: ${headers[at + 1]}\r\n`;
     }
-    const keepAlive = keepAliveMs === 0 ? "" : `Keep-Alive: timeout=${Math.floor(keepAliveMs / 1000)}\r\n`;
-    return `${text}Date: ${dateOf(clock.wall())}\r\nConnection: keep-alive\r\n${keepAlive}\r\n`;
+    const { clock, keepAliveMs } = this.#owner;
+    return text + endOfHead(Math.floor(clock.wall() / 1000), keepAliveMs);
   }
 
-  /** Writes the whole response, and disconnects a client that does not take it within `withinMs`. */
-  send(text: string, encoding: "latin1" | "utf8", withinMs: number): void {
+  /** Writes the whole response of so many bytes, and disconnects a client that does not take it within `withinMs`. */
+  send(pieces: readonly string[], bytes: number, ascii: boolean, withinMs: number): void {
     const socket = this.#socket;
     this.#sending = true;
     // The client has closed its side, and Node therefore ours.
     if (!socket.writable) return;
-    socket.write(text, encoding);
+    if (!ascii) socket.write(pieces.join(""));
+    else if (bytes > SCRATCH_BYTES || this.#encrypted) socket.write(pieces.join(""), "latin1");
+    else this.#writeScratch(pieces);
     if (socket.writableLength === 0) return this.#taken();
     const cut = (): void => void socket.destroy();
     socket.setTimeout(withinMs, cut);
@@ -119,6 +124,15 @@ export class DirectConnection<Request extends DirectRequest> {
       socket.setTimeout(0);
       if (error === undefined || error === null) this.#taken();
     });
+  }
+
+  /** One text of all pieces would be another string on the heap. */
+  #writeScratch(pieces: readonly string[]): void {
+    let end = 0;
+    for (const piece of pieces) end += scratch.write(piece, end, "latin1");
+    this.#socket.write(scratch.subarray(0, end));
+    // The rest is written from there later.
+    if (this.#socket.writableLength > 0) scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
   }
 
   #taken(): void {
@@ -160,14 +174,16 @@ export class DirectConnection<Request extends DirectRequest> {
   }
 }
 
+let scratch = Buffer.allocUnsafeSlow(SCRATCH_BYTES);
 let lastSecond = NaN;
-let lastDate = "";
+let lastMs = NaN;
+let lastEnd = "";
 
-function dateOf(wallMs: number): string {
-  const second = Math.floor(wallMs / 1000);
-  if (second !== lastSecond) {
-    lastSecond = second;
-    lastDate = new Date(wallMs).toUTCString();
+function endOfHead(second: number, keepAliveMs: number): string {
+  if (second !== lastSecond || keepAliveMs !== lastMs) {
+    [lastSecond, lastMs] = [second, keepAliveMs];
+    const keepAlive = keepAliveMs === 0 ? "" : `Keep-Alive: timeout=${Math.floor(keepAliveMs / 1000)}\r\n`;
+    lastEnd = `Date: ${new Date(second * 1000).toUTCString()}\r\nConnection: keep-alive\r\n${keepAlive}\r\n`;
   }
-  return lastDate;
+  return lastEnd;
 }

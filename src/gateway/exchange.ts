@@ -328,32 +328,37 @@ export class Exchange extends ClientRequest {
     return new Refusal("PAYLOAD_TOO_LARGE", `the body is larger than ${this.#limits.maxBodyBytes} bytes`);
   }
 
-  /** `headers`: name, value, name, value… Passing `bytes` avoids flattening the body twice, to count and to send it. */
-  send(status: number, body: string, headers: readonly string[] = [], bytes = Buffer.byteLength(body)): void {
+  /** `headers`: name, value, name, value… */
+  send(status: number, body: string, headers: readonly string[] = []): void {
+    this.sendPieces(status, [body], headers, Buffer.byteLength(body));
+  }
+
+  /** As `send`, without joining the pieces to count and to send them. `bytes`: of all. */
+  sendPieces(status: number, pieces: readonly string[], headers: readonly string[], bytes: number): void {
     if (this.answered) return;
     this.status = status;
     const head = ["content-type", JSON_TYPE, "content-length", String(bytes), ...headers];
     // Equal byte and character counts mean ASCII, which latin1 writes without conversion.
-    const encoding = bytes === body.length ? "latin1" : "utf8";
-    if (this.#response === undefined && this.#sendDirectly(status, head, body, encoding, bytes)) return;
+    const ascii = bytes === pieces.reduce((sum, { length }) => sum + length, 0);
+    if (this.#response === undefined && this.#sendDirectly(status, head, pieces, ascii, bytes)) return;
     const response = this.#node;
     if (this.#ends()) head.push("connection", "close");
     response.writeHead(status, head);
-    response.end(body, encoding);
+    response.end(pieces.join(""), ascii ? "latin1" : "utf8");
     this.#sent(bytes);
   }
 
   #sendDirectly(
     status: number,
     headers: readonly string[],
-    body: string,
-    encoding: "latin1" | "utf8",
+    pieces: readonly string[],
+    ascii: boolean,
     bytes: number,
   ): boolean {
     const head = this.last || !this.request.complete ? undefined : this.#direct!.head(status, headers);
     if (head === undefined) return false;
     this.#written = true;
-    this.#direct!.send(head + body, encoding, this.#limits.writeTimeoutMs);
+    this.#direct!.send([head, ...pieces], head.length + bytes, ascii, this.#limits.writeTimeoutMs);
     if (!this.#isTaken) this.holdAnswer(bytes);
     return true;
   }

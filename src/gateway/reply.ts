@@ -22,8 +22,13 @@ import type { Exchange } from "./exchange.ts";
 export const JSON_TYPE = "application/json; charset=utf-8";
 const BYTES_TYPE = "application/octet-stream";
 
+/** When to come again, where an outcome is a 503: its task was lost with the process that held it. */
+const RETRY_AFTER_MS = 1000;
+
 export function refusalOf({ outcome }: RecordView): Refusal | undefined {
-  return outcome === undefined || outcome.ok ? undefined : new Refusal(outcome.code, outcome.message);
+  if (outcome === undefined || outcome.ok) return undefined;
+  const { code, message } = outcome;
+  return new Refusal(code, message, code === "SERVICE_OVERLOADED" ? { retryAfterMs: RETRY_AFTER_MS } : {});
 }
 
 export function batchHeaders(record: RecordView | undefined): string[] {
@@ -112,10 +117,12 @@ export function sendOutput(
     const texts = chained([`${head}"output":`], numbersPieces(binary), [tail]);
     return pieceLine.send(exchange, texts, headers);
   }
-  const shown = binary === undefined ? `"output":${output}` : outputText(binary, encoding);
-  const text = `${head}${shown}${tail}`;
-  const bytes = binary === undefined ? (outputBytes ?? Buffer.byteLength(output)) : output.length;
-  exchange.send(200, text, headers, text.length - output.length + bytes);
+  const pieces =
+    binary === undefined ? [head, '"output":', output, tail] : [head, outputText(binary, encoding), tail];
+  // All but a JSON output is ASCII.
+  const wide = binary === undefined ? (outputBytes ?? Buffer.byteLength(output)) - output.length : 0;
+  const characters = pieces.reduce((sum, { length }) => sum + length, 0);
+  exchange.sendPieces(200, pieces, headers, characters + wide);
   return true;
 }
 

@@ -321,7 +321,8 @@ export class RequestPath {
     waiters.release(waiter);
     if (put.kind === "done") {
       const { id, record, cached, unstored = false } = put;
-      return { ...ticket, id, record, work: cached ? "cached" : unstored ? "own" : "joined", unstored };
+      const own = unstored && id === ticket.id;
+      return { ...ticket, id, record, work: cached ? "cached" : own ? "own" : "joined", unstored };
     }
     if (put.kind === "full") {
       if (put.never === true)
@@ -580,6 +581,9 @@ function share(
   // No name, canonical JSON or key contains a line break.
   const own = [content, caller.tenant].join("\n");
   const cacheKey = cache.scope === "shared" ? content : own;
+  // Nearly every request, in one literal.
+  if (collapse && cached && idempotencyKey === undefined)
+    return { content: cacheKey, sharing: { joinKey: own, cacheKey, cacheTtlMs: cache.ttlMs } };
   return {
     content: collapse ? cacheKey : "",
     sharing: {

@@ -33,6 +33,9 @@ const END_MS = 20_000;
 /** How long the pipe of a process that has ended may take to be read, when a child of its keeps it open. */
 const LAST_LINES_MS = 10_000;
 
+/** `FERRY_TEST_PROCESSES=2`: the same tests against `ferry serve --processes 2`. */
+const PROCESSES = process.env["FERRY_TEST_PROCESSES"];
+
 export type Config = Readonly<Record<string, unknown>>;
 export type Headers = Readonly<Record<string, string>>;
 
@@ -156,7 +159,8 @@ export class Ferry implements AsyncDisposable {
   static async start(config: Config, folder?: Folder, program = FERRY): Promise<Ferry> {
     const owned = folder === undefined ? await Folder.make() : undefined;
     const configFile = await writeConfig(folder ?? owned!, config);
-    const child = spawn(program, ["serve", "-c", configFile], { stdio: ["ignore", "pipe", "pipe"] });
+    const words = ["serve", "-c", configFile, ...(PROCESSES === undefined ? [] : ["--processes", PROCESSES])];
+    const child = spawn(program, words, { stdio: ["ignore", "pipe", "pipe"] });
     const ferry = new Ferry(child, configFile, owned);
     try {
       const ready = await ferry.line((line) => line.msg === "ready");

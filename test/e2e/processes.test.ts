@@ -1,298 +1,255 @@
-/** `ferry serve --processes`: one port, several processes, and nobody notices when one dies. */
+/** `ferry serve --processes`: several gateway processes behind one port are one Ferry to clients and operators. */
 import assert from "node:assert/strict";
-import { readFileSync } from "node:fs";
-import { createServer, type AddressInfo } from "node:net";
+import { spawn } from "node:child_process";
 import { once } from "node:events";
-import { execFile } from "node:child_process";
-import { after, describe, test } from "node:test";
-import { promisify } from "node:util";
-import { Agent, request } from "undici";
-import { Authority } from "../fixtures/certificates.ts";
-import { startServer } from "../engine/redis-client/servers.ts";
-import { Load } from "./fleet-load.ts";
-import { brisk, fleetConfig, Part, patient } from "./fleet.ts";
-import { eventually, Folder, runFerry, SOON_MS, writeConfig, type Config } from "./harness.ts";
-import { Gate, stubModel, StubWorker } from "./stub-worker.ts";
+import { after, before, beforeEach, describe, test } from "node:test";
+import { setTimeout as pause } from "node:timers/promises";
+import { patient } from "./fleet.ts";
+import { counter, type Door, engineConfig, KINDS, Several } from "./gateways.ts";
+import { assertError, eventually, Folder, runFerry, writeConfig } from "./harness.ts";
+import { echo, Gate, stubModel, StubWorker } from "./stub-worker.ts";
 
-/** Each request on a connection of its own, so that processes take turns. */
-const fresh = new Agent({ pipelining: 0, headersTimeout: SOON_MS });
-after(() => fresh.destroy());
+/** A client from elsewhere, with a connection for each request; it says which answers were not its own. */
+const PYTHON_CLIENT = `
+import concurrent.futures, http.client, json, sys, urllib.request
+base = sys.argv[1]
+host = base.split("//")[1]
+def one(n):
+    text = f"python {n} \\u00fc \\u6f22 \\U0001f600"
+    body = json.dumps({"model": "stub", "input": text}, ensure_ascii=n % 2 == 0).encode()
+    headers = {"content-type": "application/json"}
+    if n % 2 == 0:
+        request = urllib.request.Request(base + "/v1/inference", body, headers)
+        with urllib.request.urlopen(request, timeout=60) as answer: got = json.load(answer)
+    else:
+        line = http.client.HTTPConnection(host, timeout=60)
+        line.request("POST", "/v1/inference", body, {**headers, "prefer": "respond-async"})
+        answer = line.getresponse(); accepted = json.load(answer); line.close()
+        line = http.client.HTTPConnection(host, timeout=60)
+        line.request("GET", "/v1/result/" + accepted["task_id"] + "?wait=30")
+        got = json.load(line.getresponse()); line.close()
+    return got.get("output") == {"of": text}
+with concurrent.futures.ThreadPoolExecutor(8) as pool: print(sum(pool.map(one, range(40))))
+`;
 
-/** In the order of their numbers, with their admin listeners. */
-async function several(config: Config, count = 2): Promise<{ part: Part; admins: string[] }> {
-  const part = await Part.start("all", config, ["--processes", String(count)]);
-  const { admins } = await part.line(({ msg }) => msg === "ready");
-  const urls = admins as string[];
-  assert.equal(urls.length, count);
-  const serves = async (url: string): Promise<boolean> =>
-    ((await json(`${url}/internal/health`)) as { healthy_workers: number }).healthy_workers > 0;
-  await eventually(async () => (await Promise.all(urls.map(serves))).every(Boolean));
-  return { part, admins: urls };
-}
+for (const kind of KINDS) {
+  describe(`several gateways, ${kind}`, () => {
+    const stack = new AsyncDisposableStack();
+    let folder: Folder;
+    let stub: StubWorker;
+    let ferry: Several;
+    let [a, b]: Door[] = [];
+    let admin: string[];
 
-async function json(url: string): Promise<unknown> {
-  return (await request(url, { dispatcher: fresh })).body.json();
-}
-
-/** Requests that this process answered with 200. */
-async function answered(admin: string): Promise<number> {
-  const text = await (await request(`${admin}/metrics`, { dispatcher: fresh })).body.text();
-  const rows = text.matchAll(/^ferry_requests_total\{code="200"[^}]*\} (\d+)$/gm);
-  return [...rows].reduce((sum, [, count]) => sum + Number(count), 0);
-}
-
-/** Tasks that wait or run, at whichever process, as every one of them knows within a second. */
-async function held(admin: string): Promise<number> {
-  const { queue_depth, running } = (await json(`${admin}/internal/health`)) as Record<string, number>;
-  return queue_depth! + running!;
-}
-
-function childrenOf(pid: number): number[] {
-  const text = readFileSync(`/proc/${pid}/task/${pid}/children`, "utf8");
-  return text.split(" ").filter(Boolean).map(Number);
-}
-
-/** A zombie is gone too: it waits for somebody to ask how it ended. */
-function isGone(pid: number): boolean {
-  try {
-    return / [ZX] /.test(readFileSync(`/proc/${pid}/stat`, "utf8").replace(/^.*\)/, ""));
-  } catch {
-    return true;
-  }
-}
-
-async function accept(url: string, input: string): Promise<string> {
-  const answer = await request(`${url}/v1/inference`, {
-    method: "POST",
-    headers: { "content-type": "application/json", prefer: "respond-async" },
-    body: JSON.stringify({ model: "stub", input }),
-    dispatcher: fresh,
-  });
-  const body = (await answer.body.json()) as { task_id: string };
-  assert.equal(answer.statusCode, 202, JSON.stringify(body));
-  return body.task_id;
-}
-
-describe("two processes behind one port", () => {
-  test("both answer, and what one accepted is polled at either", async () => {
-    await using redis = await startServer();
-    await using stub = await StubWorker.listen();
-    const { part, admins } = await several(fleetConfig({ url: redis.url }, [stubModel([stub])]));
-    await using _ = part;
-    const ids: string[] = [];
-    for (let i = 0; i < 6; i++) ids.push(await accept(part.url, `task ${i}`));
-    const before = await Promise.all(admins.map(answered));
-    for (const [i, id] of ids.entries()) {
-      for (let again = 0; again < 2; again++) {
-        const body = await json(`${part.url}/v1/result/${id}?wait=20`);
-        assert.deepEqual((body as { output: unknown }).output, { of: `task ${i}` });
-      }
-    }
-    const polled = (await Promise.all(admins.map(answered))).map((count, at) => count - before[at]!);
-    assert.ok(
-      polled.every((count) => count >= 4),
-      `each answered its share: ${polled.join(", ")}`,
-    );
-    // Each hears of the other with a beat.
-    await eventually(async () => {
-      const { members } = (await json(`${admins[1]}/internal/health`)) as { members: number };
-      return members === 2;
+    before(async () => {
+      folder = stack.use(await Folder.make());
+      stub = stack.use(await StubWorker.listen());
+      const model = stubModel([stub], { timeouts: patient, retry: { max: 0 }, maxBatchSize: 8 });
+      const more = { admission: { mode: "off" }, limits: { maxBodyBytes: 4_000_000 } };
+      const config = await engineConfig(kind, stack, folder, [model], more);
+      const file = await writeConfig(folder, config);
+      ferry = stack.use(await Several.start(config, 2));
+      admin = ["-c", file, "--admin", ferry.part.adminUrl];
+      [a, b] = ferry.doors();
     });
-    assert.deepEqual(await part.stop(), { code: 0, signal: null });
-    const last = part.lines.at(-1)!;
-    assert.deepEqual([last.msg, last["requests"], last["lost"]], ["stopped", 6, 0]);
-  });
+    after(() => stack.disposeAsync());
+    beforeEach(() => {
+      stub.behave = echo;
+      stub.calls.length = 0;
+    });
 
-  test("one is killed under load: the other's callers do not notice, it comes back, nothing is lost", async () => {
-    await using redis = await startServer();
-    const gate = new Gate();
-    await using held = await StubWorker.listen(gate.hold);
-    await using stub = await StubWorker.listen((call) => void setTimeout(() => call.echo(), 10));
-    const models = [stubModel([stub], { timeouts: patient })];
-    const slow = { ...stubModel([held], { timeouts: patient, maxBatchSize: 64 }), name: "slow" };
-    const more = { telemetry: { logLevel: "debug" } };
-    const { part, admins } = await several(
-      fleetConfig({ url: redis.url, ...brisk }, [...models, slow], more),
-    );
-    await using _ = part;
-    const body = (input: string) => ({ model: "slow", input });
-    const waiting = Array.from({ length: 10 }, (_each, i) => part.post(body(`held ${i}`)));
-    const ends = Promise.allSettled(waiting);
-    await held.call(1);
-    await using load = new Load(() => [part], { model: "stub" });
-    await load.more(100);
-    const [victim] = childrenOf(part.pid);
-    process.kill(victim!, "SIGKILL");
-    const { process: number } = await part.line(({ msg }) => msg === "process ended");
-    assert.equal(number, 1);
-    await load.more(200);
-    await part.line(({ msg }) => msg === "process ready");
-    await load.more(200);
-    gate.open();
-    const answers = (await ends).filter((end) => end.status === "fulfilled").map(({ value }) => value);
-    assert.ok(answers.length >= 1 && answers.length < 10, `${answers.length} of 10 were at the other one`);
-    for (const { status, text } of answers) assert.equal(status, 200, text);
-    (await load.stop()).assertWhole();
-    const id = await accept(part.url, "after it");
-    for (let i = 0; i < 4; i++) await json(`${part.url}/v1/result/${id}?wait=20`);
-    assert.ok((await answered(admins[0]!)) > 0, "it answers again, where it was");
-    // Thousands of lines came from two processes at once.
-    const torn = part.lines.filter(({ level }) => level === undefined);
-    assert.deepEqual(torn, []);
-    const from = new Set(part.lines.filter(({ level }) => level === "debug").map((line) => line["process"]));
-    assert.deepEqual(from, new Set([1, 2]));
-  });
+    test("what one accepted is polled, awaited, cancelled and forgotten at the other", async () => {
+      const gate = new Gate();
+      stub.behave = gate.hold;
+      const running = await a!.accept({ input: "running" });
+      await stub.call(1);
+      const queued = await a!.accept({ input: "queued" });
+      assert.equal((await b!.get(`/v1/result/${running}`)).json.status, "PENDING");
+      assertError(await b!.delete(`/v1/result/${running}`), 409, "NOT_CANCELLABLE");
+      assert.equal((await b!.delete(`/v1/result/${queued}`)).status, 200);
+      assert.equal((await a!.get(`/v1/result/${queued}`)).json.error, "CANCELLED");
+      const waits = [a!, b!, b!].map((door) => door.result(running));
+      gate.open();
+      for (const { output } of await Promise.all(waits)) assert.deepEqual(output, { of: "running" });
+      assert.equal((await b!.delete(`/v1/result/${running}`)).status, 204);
+      for (const door of [a!, b!]) assert.equal((await door.get(`/v1/result/${running}`)).status, 404);
+      assert.deepEqual(stub.inputs, ["running"]);
+    });
 
-  test("a connection on its way to a process that dies is closed, not forgotten", async () => {
-    await using redis = await startServer();
-    const model = { name: "demo", backend: { kind: "simulated", workers: 1, baseMs: 1 } };
-    const { part } = await several(fleetConfig({ url: redis.url }, [model]));
-    await using _ = part;
-    const over = new AbortController();
-    let [answers, stuck] = [0, 0];
-    const caller = async (): Promise<void> => {
-      while (!over.signal.aborted) {
-        const late = AbortSignal.timeout(SOON_MS);
-        const url = `${part.url}/readyz`;
-        const answer = request(url, { dispatcher: fresh, signal: late }).then(({ body }) => body.dump());
-        await answer.then(
-          () => answers++,
-          () => (stuck += Number(late.aborted)),
-        );
+    test("identical requests at different gateways run once, in flight, by key and from the cache", async () => {
+      const gate = new Gate();
+      stub.behave = gate.hold;
+      const same = [a!, b!, b!, a!].map((door) => door.post({ input: "the same" }));
+      const key = { "idempotency-key": "one key" };
+      const keyed = [a!, b!].map((door) => door.post({ input: "with a key" }, key));
+      await eventually(() => stub.inputs.length >= 1);
+      // Time for the others to arrive; the count below does not depend on it.
+      await pause(100);
+      gate.open();
+      for (const { status, text, json } of await Promise.all(same)) {
+        assert.equal(status, 200, text);
+        assert.deepEqual(json.output, { of: "the same" });
       }
-    };
-    const callers = Array.from({ length: 8 }, caller);
-    for (let kill = 1; kill <= 3; kill++) {
-      const goal = answers + 100;
-      await eventually(() => answers >= goal);
-      process.kill(childrenOf(part.pid)[0]!, "SIGKILL");
-      const back = () => part.lines.filter(({ msg }) => msg === "process ready").length >= kill;
-      await eventually(back);
-    }
-    over.abort();
-    await Promise.all(callers);
-    assert.equal(stuck, 0);
-  });
+      const answers = await Promise.all(keyed);
+      assert.equal(new Set(answers.map(({ json }) => json.task_id)).size, 1);
+      assert.equal((await b!.post({ input: "with a key" }, key)).json.task_id, answers[0]!.json.task_id);
+      assert.equal((await b!.post({ input: "another body" }, key)).status, 422);
+      const cached = await b!.post({ input: "the same" });
+      assert.equal(cached.json.metadata!["cached"], true);
+      assert.deepEqual(new Set(stub.inputs), new Set(["the same", "with a key"]));
+      assert.equal(stub.inputs.length, 2);
+    });
 
-  test("SIGTERM drains: who waits is answered, then all end", async () => {
-    await using redis = await startServer();
-    const gate = new Gate();
-    await using stub = await StubWorker.listen(gate.hold);
-    const model = stubModel([stub], { timeouts: patient, maxBatchSize: 64 });
-    const limits = { limits: { drainMs: 60_000 } };
-    const { part, admins } = await several(fleetConfig({ url: redis.url }, [model], limits));
-    await using _ = part;
-    const waiting = Array.from({ length: 8 }, (_each, i) => part.post({ input: `held ${i}` }));
-    await eventually(async () => (await held(admins[0]!)) === 8);
-    const ended = part.stop();
-    const { requests } = await part.line(({ msg }) => msg === "draining");
-    // A process that does not answer within a second is left out of this count, and of no other.
-    assert.ok(Number(requests) <= 8);
-    gate.open();
-    for (const { status, text } of await Promise.all(waiting)) assert.equal(status, 200, text);
-    assert.deepEqual(await ended, { code: 0, signal: null });
-    const last = part.lines.at(-1)!;
-    assert.deepEqual([last.msg, last["requests"], last["lost"]], ["stopped", 8, 0]);
-  });
-
-  test("the parent is killed: the others end, and the ports are free", async () => {
-    await using redis = await startServer();
-    await using stub = await StubWorker.listen();
-    const { part, admins } = await several(fleetConfig({ url: redis.url }, [stubModel([stub])]));
-    await using _ = part;
-    const children = childrenOf(part.pid);
-    assert.equal(children.length, 2);
-    await part.kill();
-    await eventually(() => children.every(isGone));
-    for (const url of [part.url, ...admins]) await assert.rejects(json(`${url}/readyz`));
-  });
-
-  test("a second signal ends all of them now", async () => {
-    await using redis = await startServer();
-    await using stub = await StubWorker.listen(() => {});
-    const limits = { limits: { drainMs: 60_000 } };
-    const { part } = await several(
-      fleetConfig({ url: redis.url }, [stubModel([stub], { timeouts: patient })], limits),
-    );
-    await using _ = part;
-    const children = childrenOf(part.pid);
-    const waiting = assert.rejects(part.post({ input: "never" }));
-    await stub.call(1);
-    const ended = part.stop();
-    await part.line(({ msg }) => msg === "draining");
-    process.kill(part.pid, "SIGTERM");
-    assert.deepEqual(await ended, { code: null, signal: "SIGTERM" });
-    await waiting;
-    await eventually(() => children.every(isGone));
-  });
-});
-
-test("with TLS and HTTP/2, as with one", async () => {
-  using authority = new Authority();
-  const { certFile, keyFile } = authority.issue();
-  await using redis = await startServer();
-  const model = { name: "demo", backend: { kind: "simulated", workers: 1, baseMs: 1 } };
-  const { part, admins } = await several(
-    fleetConfig({ url: redis.url }, [model], { tls: { certFile, keyFile } }),
-  );
-  await using _ = part;
-  assert.match(part.url, /^https:/);
-  const { certFile: caFile } = authority.own;
-  for (const [i, way] of ["--http2", "--http1.1", "--http2", "--http1.1"].entries()) {
-    const words = ["-s", way, "--cacert", caFile, "--json", `{"input":"${i}"}`, "-w", " %{http_version}"];
-    const { stdout } = await promisify(execFile)("curl", [...words, `${part.url}/v1/inference`]);
-    assert.match(stdout, way === "--http2" ? /"SUCCESS".* 2$/s : /"SUCCESS".* 1\.1$/s);
-  }
-  let counts: number[] = [];
-  const all = async (): Promise<boolean> => {
-    counts = await Promise.all(admins.map(answered));
-    return counts.reduce((sum, count) => sum + count, 0) >= 4;
-  };
-  await eventually(all);
-  assert.deepEqual(counts, [2, 2]);
-});
-
-describe("what cannot be started", () => {
-  const model = { name: "demo", backend: { kind: "simulated", workers: 1 } };
-  const run = async (config: Config, ...words: string[]) => {
-    await using folder = await Folder.make();
-    return await runFerry(["serve", "-c", await writeConfig(folder, config), ...words]);
-  };
-
-  test("the memory engine lives in one process", async () => {
-    for (const many of ["2", "auto"]) {
-      const { code, stderr } = await run({ models: [model] }, "--processes", many);
-      assert.equal(code, 1);
-      assert.match(
-        stderr,
-        /^ferry: --processes (2|auto) needs engine\.kind redis: .*leave --processes out\n$/,
+    test("who hangs up while queued is dropped, unless somebody at another gateway waits for it too", async () => {
+      const gate = new Gate();
+      stub.behave = gate.hold;
+      const held = a!.post({ input: "holds the worker" });
+      await stub.call(1);
+      const lines = Array.from({ length: 2 }, () => new AbortController());
+      const gone = lines.map(({ signal }, at) =>
+        assert.rejects(a!.post({ input: `leaves ${at}` }, {}, "/v1/inference", signal)),
       );
-    }
-  });
+      const stays = b!.post({ input: "leaves 1" });
+      const before = (await ferry.part.health()).totals.dropped;
+      await eventually(async () => (await ferry.part.health()).queue_depth === 2);
+      await pause(200);
+      for (const line of lines) line.abort();
+      await Promise.all(gone);
+      await eventually(async () => (await ferry.part.health()).totals.dropped === before + 1);
+      gate.open();
+      assert.deepEqual((await stays).json.output, { of: "leaves 1" });
+      assert.equal((await held).status, 200);
+      assert.deepEqual(stub.inputs, ["holds the worker", "leaves 1"]);
+    });
 
-  test("a count that is none is a wrong call", async () => {
-    for (const many of ["0", "65", "two", "-1", "1.5"]) {
-      const { code, stderr } = await run({ models: [model] }, `--processes=${many}`);
-      assert.equal(code, 2, stderr);
-      assert.match(stderr, /is not a number from 1 to 64, nor auto/);
-    }
-  });
+    test("bodies of 2 MB, of any characters, in any notation: each answer is its own, to the character", async () => {
+      const long = "x".repeat(1_000_000);
+      const texts = [
+        JSON.stringify(`${long}ü`),
+        JSON.stringify(`漢${long}`),
+        JSON.stringify(`é${long.slice(0, 500_000)}\u{1F600}`),
+        `"${"ÿ".repeat(900_000)}"`,
+        `{"n":9007199254740993,"m":1.0,"t":"\u2028"}`,
+        `[${Array.from({ length: 100_000 }, (_, at) => at).join()}]`,
+      ];
+      stub.behave = (call) => call.reply(200, `{"outputs":${/"inputs":(\[.*\])/s.exec(call.body)![1]}}`);
+      const asked = texts.map(async (text, at) => {
+        const body = Buffer.from(`{"input":${text},"parameters":{"n":${at}}}`);
+        const { status, text: answer } = await (at % 2 === 0 ? a! : b!).post(body);
+        assert.equal(status, 200, answer.slice(0, 200));
+        assert.ok(answer.includes(`"output":${text},`), `the answer to text ${at} is another`);
+      });
+      await Promise.all(asked);
+      const lone = await b!.post(String.raw`{"input":"\ud800"}`);
+      assertError(lone, 400, "INVALID_REQUEST");
+    });
 
-  test("a port that is taken, or a Redis that is away, is one line", async () => {
-    const taken = createServer().listen(0, "127.0.0.1");
-    await once(taken, "listening");
-    const listen = `127.0.0.1:${(taken.address() as AddressInfo).port}`;
-    try {
-      const quiet = { limits: { drainMs: 60_000 } };
-      const config = fleetConfig({ url: "redis://127.0.0.1:9" }, [model], quiet);
-      const held = await run({ ...config, listen }, "--processes", "3");
-      assert.equal(held.code, 1);
-      assert.match(held.stderr, /^ferry: listen [\d.:]+: already in use.*; stop it or change listen\n$/);
-      const away = await run(config, "--processes", "3");
-      assert.equal(away.code, 1);
-      assert.match(away.stderr, /^ferry: redis 127\.0\.0\.1:9 is not reachable[^\n]*\n$/);
-    } finally {
-      taken.close();
-    }
+    test("clients of Python that open a connection for each request get their own answers", async () => {
+      const python = spawn("python3", ["-c", PYTHON_CLIENT, ferry.part.url], {
+        stdio: ["ignore", "pipe", "inherit"],
+      });
+      let told = "";
+      python.stdout.setEncoding("utf8").on("data", (text: string) => (told += text));
+      await once(python, "close");
+      assert.equal(told.trim(), "40");
+    });
+
+    test("counters and the list of requests are what clients saw, at whichever gateway", async () => {
+      const names = [
+        "ferry_requests_total",
+        "ferry_arrivals_total",
+        "ferry_batches_total",
+        "ferry_tasks_total",
+      ];
+      const codes = [200, 202, 400, 404, 502];
+      const counts = async (): Promise<Record<string, number>> => {
+        const { part } = ferry;
+        const totals = await Promise.all(names.map((name) => counter(part, name)));
+        const byCode = await Promise.all(
+          codes.map((code) => counter(part, "ferry_requests_total", `code="${code}"`)),
+        );
+        return Object.fromEntries(
+          [...names, ...codes].map((name, at) => [name, [...totals, ...byCode][at]!]),
+        );
+      };
+      const start = await counts();
+      stub.behave = (call) => (call.inputs.includes("fails") ? call.reply(500, "{}") : call.echo());
+      const seen = new Map<number, number>();
+      const ids: string[] = [];
+      const see = (status: number): void => void seen.set(status, (seen.get(status) ?? 0) + 1);
+      for (let n = 0; n < 20; n++) {
+        const door = n % 2 === 0 ? a! : b!;
+        const [held, polled] = await Promise.all([
+          door.post({ input: `counted ${n}` }),
+          door.post({ input: `polled ${n}` }, { prefer: "respond-async" }),
+        ]);
+        ids.push(held.json.task_id!, polled.json.task_id!);
+        see(held.status);
+        see(polled.status);
+        see((await (n % 3 === 0 ? a! : b!).get(`/v1/result/${polled.json.task_id}?wait=30`)).status);
+        see((await door.post("{")).status);
+        see((await door.get(`/v1/result/unknown-${n}`)).status);
+      }
+      for (const door of [a!, b!])
+        see((await door.post({ input: "fails", parameters: { at: door.pid } })).status);
+      assert.deepEqual(Object.fromEntries(seen), { 200: 40, 202: 20, 400: 20, 404: 20, 502: 2 });
+      let grown: Record<string, number> = {};
+      const right = {
+        ferry_requests_total: 102,
+        ferry_arrivals_total: 42,
+        ferry_batches_total: stub.calls.length,
+      };
+      await eventually(async () => {
+        const now = await counts();
+        grown = Object.fromEntries(Object.entries(now).map(([name, count]) => [name, count - start[name]!]));
+        return grown["ferry_requests_total"]! >= 102;
+      });
+      assert.partialDeepStrictEqual(grown, { ...right, ...Object.fromEntries(seen) });
+      assert.equal(await counter(ferry.part, "ferry_lost_total"), 0);
+
+      const { requests } = JSON.parse((await ferry.part.admin("/internal/requests?limit=200")).text) as {
+        requests: { id?: string; task_id?: string }[];
+      };
+      const listed = JSON.stringify(requests);
+      for (const id of ids) assert.ok(listed.includes(id), `${id} is not listed`);
+      for (const id of ids.slice(0, 2)) {
+        const story = await ferry.part.admin(`/internal/requests/${id}`);
+        assert.equal(story.status, 200, story.text);
+        assert.match(story.text, new RegExp(`"batch`));
+      }
+    });
+
+    test("dead letters and workers at the one admin listener, by the commands", async () => {
+      stub.behave = (call) => call.reply(500, "{}");
+      const id = (await b!.post({ input: "dead" })).json.request_id!;
+      const ferryCommand = async (...words: readonly string[]): Promise<string> => {
+        const { code, stdout, stderr } = await runFerry([...words, ...admin]);
+        assert.equal(code, 0, stderr);
+        return stdout;
+      };
+      assert.match(await ferryCommand("dead", "list"), new RegExp(id));
+      assert.match(await ferryCommand("dead", "show", id), /dead/);
+      stub.behave = echo;
+      await ferryCommand("dead", "replay", id);
+      assert.deepEqual((await a!.result(id)).output, { of: "dead" });
+
+      const [worker] = await ferry.part.workers();
+      await using other = await StubWorker.listen();
+      await ferryCommand("workers", "add", other.url);
+      await ferryCommand("workers", "drain", worker!.name);
+      for (const door of [a!, b!])
+        assert.equal((await door.post({ input: `other ${door.pid}` })).status, 200);
+      assert.equal(other.inputs.length, 2);
+      await ferryCommand("workers", "resume", worker!.name);
+      const { host } = new URL(other.url);
+      await ferryCommand("workers", "remove", host);
+      await eventually(async () => (await ferry.part.workers()).length === 1);
+      stub.calls.length = 0;
+      for (const door of [a!, b!]) assert.equal((await door.post({ input: `back ${door.pid}` })).status, 200);
+      assert.equal(stub.inputs.length, 2);
+      const { code, stdout } = await runFerry(["top", "--once", "--json", ...admin]);
+      assert.equal(code, 0);
+      assert.match(stdout, /"workers"/);
+    });
   });
-});
+}

@@ -408,6 +408,18 @@ describe("the journal", () => {
     mends();
   });
 
+  holds("an outcome from the cache that could not be written is answered now, not polled", async (stage) => {
+    const sharing = { cacheKey: "same", cacheTtlMs: 1000 };
+    const task = stage.task();
+    await stage.engine.put(task, sharing);
+    await stage.settle(await stage.claim(), done(task.id));
+    breaks();
+    const reply = await stage.put({}, sharing);
+    assert(reply.kind === "done", reply.kind);
+    assert.deepEqual([reply.cached, reply.unstored], [true, true]);
+    mends();
+  });
+
   holds(
     "after a failed fsync nobody is told that a task was refused: it may be on the disk",
     async (stage) => {

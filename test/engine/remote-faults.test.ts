@@ -229,7 +229,7 @@ describe("a core that hangs", () => {
     const accepted = newTask(machine);
     await remote.put(accepted);
     machine.cables[0]!.gateway.hold();
-    const late = newTask(machine);
+    const late = newTask(machine, { deadlineAt: machine.clock.now() + 2 * ANSWER_WITHIN_MS });
     const put = remote.put(late);
     const refused = assert.rejects(put, refusedWith(/does not answer.*safe to send it again/));
     await machine.pass(ANSWER_WITHIN_MS + 1);
@@ -243,6 +243,22 @@ describe("a core that hangs", () => {
     await quiet(remote);
     assert.equal(told.filter(({ task }) => task.id === accepted.id).length, 1);
     assert.equal(told.length, 2);
+    await remote.close();
+  });
+
+  test("a put is not waited for beyond its task's deadline, and that says nothing of the core", async () => {
+    const machine = new Machine(PLAIN);
+    const remote = await machine.opened();
+    machine.cables[0]!.gateway.hold();
+    const other = remote.put(newTask(machine, { deadlineAt: machine.clock.now() + ANSWER_WITHIN_MS / 2 }));
+    const put = remote.put(newTask(machine, { deadlineAt: machine.clock.now() + 100 }));
+    const refused = assert.rejects(put, refusedWith(/does not answer.*safe to send it again/));
+    await machine.pass(101);
+    await refused;
+    const outcome = remote.outcome("x");
+    machine.cables[0]!.gateway.release();
+    assert.equal((await other).kind, "queued");
+    assert.equal(await outcome, undefined);
     await remote.close();
   });
 

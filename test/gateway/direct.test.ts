@@ -18,6 +18,7 @@ const MEBIBYTE = 2 ** 20;
 describe("direct requests", () => {
   let listener: Listener;
   let client: RawClient;
+  let url: string;
   let answered: AnsweredRequest[];
   let bytes: ClientBytes;
   /** Bodies as they were read, and their requests, which wait for the test. */
@@ -66,7 +67,8 @@ describe("direct requests", () => {
     const limits = { ...LIMITS, maxBodyBytes: MEBIBYTE, keepAliveTimeoutMs: 100 };
     const early = { active: false } as EarlyRefusals;
     listener = new Listener(routes, limits, new SystemClock(), events, { early, bytes });
-    client = await RawClient.connect(await listener.listen("127.0.0.1", 0));
+    url = await listener.listen("127.0.0.1", 0);
+    client = await RawClient.connect(url);
   });
   afterEach(async () => {
     await client[Symbol.asyncDispose]();
@@ -200,6 +202,28 @@ describe("direct requests", () => {
     client.socket.resume();
     await until(() => received.endsWith('"b"'));
     await until(() => answered.length === 2);
+    assert.equal(bytes.answers.total, 0);
+  });
+
+  test("responses that the kernel takes in part stay as they were", async () => {
+    const texts: string[] = [];
+    client.socket.pause();
+    // Until the kernel takes no more.
+    for (let at = 0; bytes.answers.total === 0; at++) {
+      client.send(post('"a"'));
+      await until(() => asked.length === at + 1);
+      const letters = String.fromCharCode(97 + (at % 26)).repeat(60_000);
+      texts.push(letters);
+      asked[at]!.exchange.sendPieces(200, ['"', letters, '"'], [], 60_002);
+    }
+    await using other = await RawClient.connect(url);
+    other.send(post('"b"'));
+    await until(() => asked.length === texts.length + 1);
+    asked.at(-1)!.exchange.send(200, '"another response"');
+    assert.equal((await other.answer()).text, '"another response"');
+    client.socket.resume();
+    for (const text of texts) assert.equal((await client.answer()).text, `"${text}"`);
+    await until(() => answered.length === texts.length + 1);
     assert.equal(bytes.answers.total, 0);
   });
 

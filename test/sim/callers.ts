@@ -6,6 +6,7 @@
  * must be, and holds Ferry to what it was told: an id that was accepted is known from then on, an end is an end.
  */
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { ANSWER_WITHIN_MS, HOLD_MS } from "../../src/engine/remote/engine.ts";
 import { type Answer, Talk } from "./exchange.ts";
 import { answerTo } from "./gpu.ts";
 import type { Ledger } from "./ledger.ts";
@@ -28,6 +29,8 @@ const TRIES = 4;
 const POLLS = 60;
 /** A held caller is told by its gateway's own clock; calls to the store that fail come on top. */
 const GRACE_MS = 4 * COMMAND_TIMEOUT_MS + 50;
+
+type Asked = ConstructorParameters<typeof Talk>[1];
 
 export class Callers {
   readonly #plan: Plan;
@@ -142,7 +145,7 @@ export class Callers {
     gateway: Process,
     route: string,
     id: string,
-    asked: ConstructorParameters<typeof Talk>[1],
+    asked: Asked,
     take: (answer: Answer | undefined) => void,
   ): Talk {
     const { host } = gateway;
@@ -156,7 +159,8 @@ export class Callers {
     const talk = new Talk(host, asked, (answer) => {
       host.onDeath.delete(died);
       const tookMs = this.#time.now() - startedAt - (host.pausedMs - pausedMs);
-      const patience = (asked.method === "POST" ? this.#plan.totalMs : 2000) + GRACE_MS;
+      const waitMs = asked.method === "POST" ? this.#plan.totalMs : 2000;
+      const patience = waitMs + this.#graceMs(startedAt, asked, answer);
       this.#ledger.check(tookMs <= patience, `an answer took ${tookMs.toFixed(0)} ms of ${patience}`);
       take(answer);
     });
@@ -167,6 +171,25 @@ export class Callers {
         .catch((error: unknown) => this.#ledger.fail(error as Error));
     });
     return talk;
+  }
+
+  /**
+   * What a core that is away or hangs may cost. A put ends with its task's deadline; what is asked before it (the rate) and
+   * after it (the task that it joined) is given up in time.
+   */
+  #graceMs(startedAt: number, { method, headers }: Asked, { body }: Answer): number {
+    const { topology, totalMs, perUserPerMinute, collapse, journal } = this.#plan;
+    if (topology !== "cores") return GRACE_MS;
+    const ledger = this.#ledger;
+    const joins = collapse || headers["idempotency-key"] !== undefined;
+    const questions = method === "POST" ? (perUserPerMinute === undefined ? 0 : 1) + (joins ? 1 : 0) : 2;
+    const awayMs = ledger.troubleMs(startedAt, "away");
+    const hangsMs = ledger.troubleMs(startedAt, "hangs");
+    const heldMs = ledger.linkMs + Math.min(awayMs + hangsMs, (questions + 1) * HOLD_MS);
+    // A full disk lets a put wait, as long as its task may.
+    const refused = method === "POST" && !journal && hangsMs === 0 && body.includes("(it is away)");
+    if (refused) return heldMs - totalMs;
+    return heldMs + Math.min(hangsMs, questions * ANSWER_WITHIN_MS);
   }
 
   #answered(wish: Wish, { status, body }: Answer, gateway: Process): void {
@@ -241,7 +264,9 @@ export class Callers {
       this.#ledger.count(`cancel answered ${answer?.status ?? "nothing"}`);
       if (answer?.status === 200) this.#ended(wish, id, answer.body);
       if (answer?.status === 204) return this.#over();
-      if (answer !== undefined && answer.status !== 503) this.#deleting.delete(id);
+      // A core may be asked twice, and know nothing of it the second time.
+      const unsure = answer?.status === 404 && this.#plan.topology === "cores";
+      if (answer !== undefined && answer.status !== 503 && !unsure) this.#deleting.delete(id);
       this.#poll(wish, id, POLLS);
     });
   }

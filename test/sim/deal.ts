@@ -7,28 +7,16 @@ const ENOUGH_FAILURES = 3;
 export interface Deal<Sums> {
   /** What a thread runs: it plays the seeds that it is sent and sends back sums. */
   readonly thread: string;
-  readonly from: number;
-  readonly seeds: number;
+  readonly seeds: readonly number[];
   readonly threads: number;
   /** Adds up what a hand came to, and says how many seeds have failed in all. */
   add(sums: Sums): number;
 }
 
-export async function deal<Sums>({
-  thread: file,
-  from,
-  seeds,
-  threads,
-  ...table
-}: Deal<Sums>): Promise<void> {
-  let next = from;
+export async function deal<Sums>({ thread: file, seeds, threads, ...table }: Deal<Sums>): Promise<void> {
+  let next = 0;
   let failed = 0;
-  const take = (): number[] => {
-    const hand: number[] = [];
-    if (failed >= ENOUGH_FAILURES) return hand;
-    while (hand.length < HAND && next < from + seeds) hand.push(next++);
-    return hand;
-  };
+  const take = (): readonly number[] => (failed >= ENOUGH_FAILURES ? [] : seeds.slice(next, (next += HAND)));
   const one = async (): Promise<void> => {
     const thread = new Worker(new URL(file, import.meta.url));
     try {
@@ -49,5 +37,5 @@ export async function deal<Sums>({
       await thread.terminate();
     }
   };
-  await Promise.all(Array.from({ length: Math.min(threads, Math.ceil(seeds / HAND)) }, one));
+  await Promise.all(Array.from({ length: Math.min(threads, Math.ceil(seeds.length / HAND)) }, one));
 }

@@ -36,6 +36,10 @@ export class Disk {
     return saved !== undefined && !saved.state.includes('"outcome"');
   }
 
+  has(id: string): boolean {
+    return this.#records.has(id);
+  }
+
   /** For one start of a process. Changes are written in groups: what is said meanwhile goes with the next. */
   open(host: Host): Journal {
     let open: Change[] = [];

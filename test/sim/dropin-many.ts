@@ -24,12 +24,12 @@ export async function simulateDropIns({ requests, from, seed, threads, json }: D
     totals.add(run);
     if (run.failure !== undefined) process.stderr.write(`${run.failure.stack}\n`);
   } else {
-    const seeds = Math.ceil(requests / REQUESTS_A_SEED);
+    const seeds = Array.from({ length: Math.ceil(requests / REQUESTS_A_SEED) }, (_, at) => from + at);
     const add = (sums: DropInSums): number => {
       totals.merge(sums);
       return totals.failed.length;
     };
-    await deal({ thread: "dropin-thread.ts", from, seeds, threads, add });
+    await deal({ thread: "dropin-thread.ts", seeds, threads, add });
   }
   const seconds = Math.round(performance.now() - startedAt) / 1000;
   const { failed, seeds, inputs, counts } = totals;

@@ -79,6 +79,10 @@ export class Talk {
     this.#answer({ status, body });
   }
 
+  sendPieces(status: number, pieces: readonly string[]): void {
+    this.send(status, pieces.join(""));
+  }
+
   sendNothing(status: number): void {
     this.send(status, "{}");
   }

@@ -11,14 +11,23 @@ import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 class Held implements Alarm {
   ring: (() => void) | undefined;
   alarm: Alarm | undefined;
+  readonly #set: Set<Alarm> | undefined;
 
-  constructor(ring: () => void) {
+  constructor(ring: () => void, set?: Set<Alarm>) {
     this.ring = ring;
+    this.#set = set;
+    set?.add(this);
   }
 
   cancel(): void {
     this.ring = undefined;
+    this.#set?.delete(this);
     this.alarm?.cancel();
+  }
+
+  rings(): void {
+    this.#set?.delete(this);
+    this.ring?.();
   }
 }
 
@@ -34,6 +43,8 @@ export class Host implements Clock {
   pausedMs = 0;
   #pausedAt = 0;
   #trap: { readonly call: string; readonly until: number; readonly spring: () => void } | undefined;
+  /** Set, and neither rung nor cancelled. */
+  readonly alarms = new Set<Alarm>();
   /** Called once, when it dies. */
   readonly onDeath = new Set<() => void>();
 
@@ -52,7 +63,7 @@ export class Host implements Clock {
   }
 
   at(time: number, ring: () => void): Alarm {
-    const held = new Held(ring);
+    const held = new Held(ring, this.alarms);
     held.alarm = this.#time.at(time - this.#skewMs, () => this.#ring(held));
     return held;
   }
@@ -103,7 +114,7 @@ export class Host implements Clock {
 
   #ring(held: Held): void {
     if (!this.alive || held.ring === undefined) return;
-    if (this.#backlog === undefined) held.ring();
+    if (this.#backlog === undefined) held.rings();
     else this.#backlog.push(held);
   }
 }

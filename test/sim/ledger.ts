@@ -8,12 +8,21 @@
 import assert from "node:assert/strict";
 import type { Batch } from "../../src/workers/backend/backend.ts";
 import type { BatchNote, Outcome, Task } from "../../src/core/task.ts";
-import type { CancelReply, Engine, EngineStats, PutReply, RecordView } from "../../src/engine/engine.ts";
+import type {
+  CancelReply,
+  Engine,
+  EngineStats,
+  Placed,
+  PutReply,
+  RecordView,
+} from "../../src/engine/engine.ts";
+import { WINDOW_MS } from "../../src/core/window.ts";
 import type { SettleReply, Verdict } from "../../src/engine/engine.ts";
 import type { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { Events } from "../../src/observe/events.ts";
 import { answerTo } from "./gpu.ts";
+import type { Disk } from "./disk.ts";
 import type { Host } from "./host.ts";
 import { ALIVE_MS, type Plan } from "./plan.ts";
 import type { Audit } from "./redis/audit.ts";
@@ -24,6 +33,10 @@ const AT_ONCE_MS = 2;
 const HEARD_WITHIN_MS = 2100;
 /** In one process, the disk included. */
 const HEARD_AT_ONCE_MS = 50;
+/** Until a gateway process and its core have found each other again. */
+const RECONNECTED_MS = 150;
+
+const NOTHING_KEPT = { has: () => false, undecided: () => true };
 
 export class Ledger {
   readonly #plan: Plan;
@@ -95,13 +108,15 @@ export class Ledger {
 
   /** It is in the engine, whether or not anybody was told. */
   written(id: string, input: string, parameters: string): void {
+    if (this.#lostAt.delete(id)) this.forgotten.delete(id);
     this.accepted.set(id, { input, parameters });
   }
 
   put(task: Task, reply: PutReply): void {
     this.count(`put: ${reply.kind}`);
     if (reply.kind === "queued") this.written(task.id, task.input, task.parameters);
-    if (reply.kind === "full") {
+    // Of one that was sent again the first may be in.
+    if (reply.kind === "full" && !this.#again.has(task.id)) {
       this.#refused.add(task.id);
       this.check(!this.#sent.has(task.id), `${this.name(task.id)} was refused, and ran`);
     }
@@ -131,7 +146,8 @@ export class Ledger {
 
   /** A held caller was told that its time is over: then its task did not end long before. */
   gaveUp(id: string, gateway: Host): void {
-    const { fleet, net, mishaps, evictAfterRead } = this.#plan;
+    const { fleet, net, mishaps, evictAfterRead, topology } = this.#plan;
+    if (topology === "cores") return this.#gaveUpOnCore(id, gateway);
     // Of one that was deleted nobody can look up the end.
     if (this.forgotten.has(id) || (fleet && evictAfterRead)) return;
     const noise = net.lost + net.replyLost + net.late > 0 || gateway.pausedMs > 0;
@@ -139,6 +155,111 @@ export class Ledger {
     const ago = this.#time.now() - (this.#endedAt.get(id) ?? Infinity);
     const within = fleet ? HEARD_WITHIN_MS : HEARD_AT_ONCE_MS;
     this.check(ago <= within, `${this.name(id)} ended ${ago.toFixed(0)} ms ago, and its caller got 504`);
+  }
+
+  #gaveUpOnCore(id: string, gateway: Host): void {
+    const lostAt = this.#lostAt.get(id);
+    if ((this.forgotten.has(id) && lostAt === undefined) || gateway.pausedMs > 0) return;
+    const endedAt = lostAt ?? this.#endedAt.get(id) ?? Infinity;
+    const within = this.linkMs + this.troubleMs(endedAt, "away", "hangs");
+    const ago = this.#time.now() - endedAt;
+    const how = lostAt === undefined ? "ended" : "was lost";
+    this.check(ago <= within, `${this.name(id)} ${how} ${ago.toFixed(0)} ms ago, and its caller got 504`);
+  }
+
+  // ── a core and its gateways ─────────────────────────────────────────────────────────────────────
+
+  /** Whose owners ask for that; the answer may not come. */
+  readonly #deleting = new Set<string>();
+  readonly #puts = new Set<string>();
+  readonly #again = new Set<string>();
+  /** When the core, or the way to it, was not well. */
+  readonly #troubles: { readonly kind: "away" | "hangs"; readonly from: number; to: number }[] = [];
+  /** Tasks that died with a core, with when. */
+  readonly #lostAt = new Map<string, number>();
+  readonly #putBy = new Map<string, string>();
+  /** Requests that passed the rates, by tenant. */
+  readonly #passed = new Map<string, Set<string>>();
+  coreStarts = 0;
+
+  /** Most that a message takes on a link that is well, the disk and a round trip included. */
+  get linkMs(): number {
+    const { slow, slowMs } = this.#plan.link;
+    return HEARD_AT_ONCE_MS + (slow > 0 ? 6 * slowMs : 0);
+  }
+
+  /** Its gateway got no answer to the first. */
+  #sentAgain(id: string): void {
+    this.count("put sent again");
+    this.#refused.delete(id);
+    this.#again.add(id);
+  }
+
+  /** The core, or the way to it, is away, or the core hangs. Returns what ends it. */
+  trouble(kind: "away" | "hangs"): () => void {
+    const trouble = { kind, from: this.#time.now(), to: Infinity };
+    this.#troubles.push(trouble);
+    return () => void (trouble.to = this.#time.now() + RECONNECTED_MS + this.linkMs);
+  }
+
+  /** How long it was so since then. */
+  troubleMs(since: number, ...kinds: readonly ("away" | "hangs")[]): number {
+    const now = this.#time.now();
+    let sum = 0;
+    for (const { kind, from, to } of this.#troubles) {
+      if (kinds.includes(kind)) sum += Math.max(0, Math.min(to, now) - Math.max(from, since));
+    }
+    return sum;
+  }
+
+  /** A core without a journal died, with all that it knew. */
+  coreDied(): void {
+    for (const id of this.accepted.keys()) {
+      if (this.#ended.has(id)) this.#checkEnd(id);
+      else this.#lostAt.set(id, this.#time.now());
+      this.forgotten.add(id);
+      this.anew.add(id);
+      this.#sent.delete(id);
+    }
+    this.count("tasks lost with their core", this.#lostAt.size);
+    this.crashed(NOTHING_KEPT);
+    this.accepted.clear();
+    this.#refused.clear();
+  }
+
+  /** What a gateway process is told of the end of a task. */
+  heard({ task: { id }, outcome }: RecordView, gateway: Host): void {
+    this.say(gateway.name, `heard of ${this.name(id)}: ${outcome!.ok ? "done" : outcome!.code}`);
+    if (outcome?.ok === false && outcome.message.includes("was lost when")) {
+      this.count("gateway told that a task was lost");
+      const gone = this.forgotten.has(id) || this.#deleting.has(id) || this.#plan.evictAfterRead;
+      this.check(gone, `${this.name(id)} is not lost`);
+      return;
+    }
+    const ended = this.#ended.get(id);
+    if (this.anew.has(id) || ended === undefined) return;
+    const same = ended.ok === outcome!.ok && (!ended.ok || (outcome!.ok && ended.output === outcome!.output));
+    this.check(same, `${this.name(id)} has another end at ${gateway.name}`);
+  }
+
+  /** What a gateway process is told of a put. */
+  answeredPut({ id, tenant }: Task, placed: Placed, gateway: Host): void {
+    this.#putBy.set(id, gateway.name);
+    if (placed.kind === "full" || placed.kind === "refused" || placed.kind === "conflict") return;
+    const by = this.#putBy.get(placed.id) ?? gateway.name;
+    if (placed.kind === "joined" && by !== gateway.name) this.count("joined a task of another gateway");
+    const passed = this.#passed.get(tenant) ?? new Set();
+    this.#passed.set(tenant, passed.add(id));
+  }
+
+  /** Rates hold for all gateways together, and for as long as a core lives. */
+  checkRates(): void {
+    const { perUserPerMinute = Infinity } = this.#plan;
+    const windows = this.coreStarts + Math.floor((this.#time.now() - this.#startedAt) / WINDOW_MS);
+    for (const [tenant, { size }] of this.#passed) {
+      const most = perUserPerMinute * windows;
+      this.check(size <= most, `${size} requests of ${tenant} were let in, of ${most}`);
+    }
   }
 
   verdicts(verdicts: readonly Verdict[], replies: readonly SettleReply[]): void {
@@ -191,10 +312,15 @@ export class Ledger {
     const put = engine.put.bind(engine);
     const settle = engine.settle.bind(engine);
     const cancel = engine.cancel.bind(engine);
-    verbs.put = async (task, sharing) => {
-      const reply = await put(task, sharing);
-      this.put(task, reply);
-      return reply;
+    verbs.put = (task, sharing) => {
+      if (this.#puts.has(task.id)) this.#sentAgain(task.id);
+      this.#puts.add(task.id);
+      const placed = put(task, sharing);
+      const note = (reply: PutReply): PutReply => {
+        this.put(task, reply);
+        return reply;
+      };
+      return placed instanceof Promise ? placed.then(note) : note(placed);
     };
     verbs.settle = async (lease, verdicts) => {
       const replies = await settle(lease, verdicts);
@@ -202,6 +328,7 @@ export class Ledger {
       return replies;
     };
     verbs.cancel = async (id, tenant, abandoned = false) => {
+      if (!abandoned) this.#deleting.add(id);
       const reply = await cancel(id, tenant, abandoned);
       this.cancelled(id, reply, abandoned);
       return reply;
@@ -209,10 +336,15 @@ export class Ledger {
     return engine;
   }
 
-  /** The one process crashed; what was decided and is not on disk will be decided anew. */
-  crashed(undecided: (id: string) => boolean): void {
+  /** The one process or the core crashed; what was decided and is not on disk will be decided anew. */
+  crashed(disk: Pick<Disk, "has" | "undecided">): void {
     for (const id of this.#ended.keys()) {
-      if (!undecided(id)) continue;
+      // Its gateway was told nothing, and sends it again.
+      const unheard = this.#plan.topology === "cores" && !this.#putBy.has(id) && !disk.has(id);
+      if (unheard) {
+        this.#checkEnd(id);
+        this.accepted.delete(id);
+      } else if (!disk.undecided(id)) continue;
       this.#ended.delete(id);
       this.#endedAt.delete(id);
       this.anew.add(id);
@@ -315,23 +447,23 @@ export class Ledger {
   // ── the end ─────────────────────────────────────────────────────────────────────────────────────
 
   close(stats: Pick<EngineStats, "queued" | "running">): void {
-    const { gpu, calm } = this.#plan;
-    for (const [id, { input, parameters }] of this.accepted) {
-      const outcome = this.#ended.get(id);
-      if (outcome === undefined) this.check(false, `${this.name(id)} was lost`);
-      else if (outcome.ok) {
-        const own = answerTo(input, parameters);
-        this.check(outcome.output === own, `${this.name(id)} got another's answer: ${outcome.output}`);
-        this.check(!this.#cancelled.has(id), `${this.name(id)} was cancelled, and done`);
-      } else if (outcome.code === "INPUT_REJECTED" && gpu.short + gpu.long === 0) {
-        this.check(input.includes("poison"), `${this.name(id)} is innocent, and was rejected`);
-      } else {
-        this.check(
-          !calm || outcome.code !== "INFERENCE_FAILED",
-          `${this.name(id)} failed though all was well`,
-        );
-      }
-    }
+    for (const id of this.accepted.keys()) this.#checkEnd(id);
     this.check(stats.queued === 0 && stats.running === 0, `${stats.queued} queued, ${stats.running} running`);
+  }
+  #checkEnd(id: string): void {
+    const { gpu, calm } = this.#plan;
+    const { input, parameters } = this.accepted.get(id) ?? {};
+    if (input === undefined || parameters === undefined) return;
+    const outcome = this.#ended.get(id);
+    if (outcome === undefined) this.check(false, `${this.name(id)} was lost`);
+    else if (outcome.ok) {
+      const own = answerTo(input, parameters);
+      this.check(outcome.output === own, `${this.name(id)} got another's answer: ${outcome.output}`);
+      this.check(!this.#cancelled.has(id), `${this.name(id)} was cancelled, and done`);
+    } else if (outcome.code === "INPUT_REJECTED" && gpu.short + gpu.long === 0) {
+      this.check(input.includes("poison"), `${this.name(id)} is innocent, and was rejected`);
+    } else {
+      this.check(!calm || outcome.code !== "INFERENCE_FAILED", `${this.name(id)} failed though all was well`);
+    }
   }
 }

@@ -181,6 +181,54 @@ const MUTANTS: readonly Mutant[] = [
     from: "const heldUntil = sentAt + this.#options.aliveMs * (1 - MARGIN);",
     to: "const heldUntil = now + this.#options.aliveMs * (1 + 4 * MARGIN);",
   },
+  {
+    name: "a gateway does not send again what its core has not answered",
+    file: "src/engine/remote/engine.ts",
+    from: "this.#unanswered.each((number, request) => this.#send(channel, number, request));",
+    to: "",
+  },
+  {
+    name: "a gateway does not ask a new connection for what it awaits",
+    file: "src/engine/remote/engine.ts",
+    from: "if (accepted) channel.message(wire.AWAIT).text(task.id).double(until).end();",
+    to: "void [task, until, accepted];",
+  },
+  {
+    name: "an answer of the core goes to another request",
+    file: "src/engine/remote/engine.ts",
+    from: "const number = this.#first + ((low - this.#first) >>> 0);",
+    to: "const number = this.#first + ((low - this.#first) >>> 1);",
+  },
+  {
+    name: "a gateway holds requests for as long as its core is away",
+    file: "src/engine/remote/engine.ts",
+    from: "this.#holdAlarm = clock.at(this.#lostAt + HOLD_MS, () => this.#refuseAll(AWAY));",
+    to: "",
+  },
+  {
+    name: "the core goes on waiting for a task that was not accepted",
+    file: "src/engine/remote/server.ts",
+    from: "if (fresh && !own) this.#on.unwait(id);",
+    to: "void [fresh, own];",
+  },
+  {
+    name: "the core waits for a task that it has lost",
+    file: "src/engine/remote/server.ts",
+    from: "if (record === undefined) this.#channel.message(wire.LOST).text(id).end();\n    else this.settled(record);",
+    to: "if (record !== undefined) this.settled(record);",
+  },
+  {
+    name: "the beginning of a message that was cut is forgotten",
+    file: "src/engine/remote/channel.ts",
+    from: "this.#partBytes = size;",
+    to: "this.#partBytes = from === 0 ? size : to - from;",
+  },
+  {
+    name: "a buffer is used again before it has left",
+    file: "src/engine/remote/channel.ts",
+    from: "this.#link.write(bytes, () => {\n        this.#leaving -= length;\n        this.out.left();\n      });",
+    to: "this.#link.write(bytes, () => void (this.#leaving -= length));\n      this.out.left();",
+  },
 ];
 
 const PATIENCE_MS = 180_000;
@@ -199,7 +247,8 @@ function hunt({ file, from, to }: Mutant): { found: boolean; said: string } {
     const text = readFileSync(join(copy, file), "utf8");
     if (text.split(from).length !== 2) return { found: false, said: `its line is not in ${file} once` };
     writeFileSync(join(copy, file), text.replace(from, to));
-    const words = ["test/sim/simulate.ts", "--seeds", seeds, "--threads", "1", "--json"];
+    const only = file.startsWith("src/engine/remote/") ? ["--only", "cores"] : [];
+    const words = ["test/sim/simulate.ts", "--seeds", seeds, "--threads", "1", "--json", ...only];
     const patience = { cwd: copy, encoding: "utf8", timeout: PATIENCE_MS } as const;
     const { stdout, stderr, error } = spawnSync(process.execPath, words, patience);
     const failed = /seed (\d+): ([^\n]*)/.exec(stderr);

@@ -48,6 +48,20 @@ export interface GpuFaults {
 
 /** A mishap that waits for this call of its process to Redis, and strikes before the reply. */
 const AIMS = ["claim", "takeover", "settle", "put", "extend", "beat"] as const;
+/** The same between a gateway process and its core. */
+const CORE_AIMS = ["put", "settle"] as const;
+
+/** Between gateway processes and their core. */
+export interface LinkFaults {
+  readonly latencyMs: number;
+  /** Of all writes, how many arrive in several pieces. */
+  readonly pieces: number;
+  /** Of all pieces, how many take up to `slowMs` longer, and all that is behind them. */
+  readonly slow: number;
+  readonly slowMs: number;
+}
+
+export type ProcessRole = MemberRole | "core";
 
 export type Mishap =
   | {
@@ -59,18 +73,32 @@ export type Mishap =
       readonly aim?: (typeof AIMS)[number];
     }
   | { readonly kind: "kill"; readonly at: number; readonly who: number; readonly forMs: number }
+  /** A gateway's connection to its core breaks when so many more bytes have left one of the two. */
+  | {
+      readonly kind: "cut";
+      readonly at: number;
+      readonly who: number;
+      readonly forMs: 0;
+      readonly afterBytes: number;
+      readonly atCore: boolean;
+    }
   | { readonly kind: "store-away"; readonly at: number; readonly who: 0; readonly forMs: number }
   /** Somebody sets the clock of the store (or of the one machine) by `forMs`, which may be less than zero. */
   | { readonly kind: "clock-step"; readonly at: number; readonly who: 0; readonly forMs: number };
 
+export const TOPOLOGIES = ["one", "cores", "fleet"] as const;
+
 export interface Plan {
   readonly seed: number;
-  /** Several processes that share a store; otherwise one with all in it. */
+  /** One process with all in it; one core with gateway processes before it; several processes that share a store. */
+  readonly topology: (typeof TOPOLOGIES)[number];
   readonly fleet: boolean;
-  /** Of the one process: accepted tasks are on disk, and it may crash. */
+  /** Of the one process or the core: accepted tasks are on disk. Without it the one process does not crash. */
   readonly journal: boolean;
   readonly calm: boolean;
-  readonly roles: readonly MemberRole[];
+  /** The core is the first. */
+  readonly roles: readonly ProcessRole[];
+  readonly link: LinkFaults;
   /** Of the keys in Redis, all on one server. */
   readonly shards: number;
   /** How long a gateway gathers tasks for a bundle. */
@@ -156,10 +184,13 @@ export class Dice {
 
 export function draw(seed: number): Plan {
   const dice = new Dice(seed * 7919 + 17);
-  const fleet = dice.chance(0.65);
+  const split = new Dice(seed * 49_979_687 + 11);
+  const shared = dice.chance(0.65) ? "fleet" : "one";
+  const topology = split.chance(0.25) ? "cores" : shared;
+  const [fleet, cores] = [topology === "fleet", topology === "cores"];
   const calm = dice.chance(0.15);
   const journal = !fleet && dice.chance(0.5);
-  const roles = fleet ? drawRoles(dice) : (["all"] as const);
+  const roles = cores ? drawGateways(split) : fleet ? drawRoles(dice) : (["all"] as const);
   const workers = dice.between(1, fleet ? 4 : 6);
   // From dice of their own, so that the other draws of a seed stay what they are.
   const bounds = new Dice(seed * 104_729 + 5);
@@ -175,10 +206,12 @@ export function draw(seed: number): Plan {
   const wrong = !calm;
   return {
     seed,
+    topology,
     fleet,
     journal,
     calm,
     roles,
+    link: drawLink(split, wrong),
     shards: place.pick([1, 2, 16]),
     tickMs: place.chance(0.5) ? 0 : place.between(1, 5),
     replicas: place.chance(0.3) ? 1 : 0,
@@ -200,13 +233,17 @@ export function draw(seed: number): Plan {
     cache: dice.pick(["tenant", "shared", "off"]),
     collapse: dice.chance(0.7),
     requests,
-    burst: fleet && place.chance(0.6) ? place.between(2, 16) : 1,
+    burst: topology !== "one" && place.chance(0.6) ? place.between(2, 16) : 1,
     overMs,
     poison: wrong ? dice.some(0.4, 0.08) : 0,
     killer: wrong ? dice.some(0.2, 0.03) : 0,
     net: wrong && fleet ? drawNet(dice) : NO_NET,
     gpu: wrong ? drawGpu(dice) : NO_GPU,
-    mishaps: wrong ? drawMishaps(dice, { fleet, journal, roles, workers, overMs }) : [],
+    mishaps: !wrong
+      ? []
+      : cores
+        ? drawCoreMishaps(split, { roles, workers, overMs })
+        : drawMishaps(dice, { fleet, journal, roles, workers, overMs }),
   };
 }
 
@@ -216,6 +253,19 @@ function drawRoles(dice: Dice): MemberRole[] {
   roles.push(roles[0] === "all" ? dice.pick(["gateway", "batcher", "all"]) : dice.pick(["batcher", "all"]));
   for (let more = dice.upTo(3); more > 0; more--) roles.push(dice.pick(["gateway", "batcher", "all"]));
   return roles;
+}
+
+function drawGateways(dice: Dice): ProcessRole[] {
+  return ["core", ...Array.from({ length: dice.between(1, 4) }, () => "gateway" as const)];
+}
+
+function drawLink(dice: Dice, wrong: boolean): LinkFaults {
+  return {
+    latencyMs: dice.share() * 0.5,
+    pieces: dice.share(),
+    slow: wrong ? dice.some(0.4, 0.1) : 0,
+    slowMs: dice.between(5, 300),
+  };
 }
 
 function drawRules(dice: Dice): ModelRules {
@@ -303,6 +353,42 @@ function drawMishaps(
     mishaps.push({ kind: "store-away", at: when(), who: 0, forMs: dice.between(50, 3000) });
   }
   if (dice.chance(0.2)) {
+    mishaps.push({ kind: "clock-step", at: when(), who: 0, forMs: dice.between(-4000, 4000) });
+  }
+  return mishaps.sort((one, other) => one.at - other.at);
+}
+
+/** The core's hangs are about as long as its gateways wait for an answer. */
+function drawCoreMishaps(
+  dice: Dice,
+  { roles, workers, overMs }: Pick<Plan, "roles" | "workers" | "overMs">,
+): Mishap[] {
+  const mishaps: Mishap[] = [];
+  const when = (): number => dice.share() * overMs;
+  const gateway = (): number => dice.between(1, roles.length - 1);
+  const aim = (who: number): { aim?: (typeof AIMS)[number] } =>
+    dice.chance(0.5) ? { aim: who === 0 ? dice.pick(CORE_AIMS) : "put" } : {};
+  const often = (share: number, most: number): number => (dice.chance(share) ? dice.between(1, most) : 0);
+  const end = (who: number): void => {
+    const kind = dice.chance(0.8) ? "crash" : "deploy";
+    mishaps.push({ kind, at: when(), who, forMs: dice.between(50, 5000), ...aim(who) });
+  };
+  const hang = (who: number): void => {
+    mishaps.push({ kind: "pause", at: when(), who, forMs: dice.between(20, 7000), ...aim(who) });
+  };
+  for (let left = often(0.4, 3); left > 0; left--) end(0);
+  for (let left = often(0.3, 2); left > 0; left--) end(gateway());
+  for (let left = often(0.25, 2); left > 0; left--) hang(0);
+  for (let left = often(0.2, 2); left > 0; left--) hang(gateway());
+  for (let left = often(0.4, 4); left > 0; left--) {
+    const afterBytes = dice.chance(0.3) ? 0 : dice.upTo(2000);
+    const atCore = dice.chance(0.5);
+    mishaps.push({ kind: "cut", at: when(), who: gateway(), forMs: 0, afterBytes, atCore });
+  }
+  for (let left = often(0.2, 2); left > 0; left--) {
+    mishaps.push({ kind: "kill", at: when(), who: dice.upTo(workers), forMs: dice.between(1, 1500) });
+  }
+  if (dice.chance(0.1)) {
     mishaps.push({ kind: "clock-step", at: when(), who: 0, forMs: dice.between(-4000, 4000) });
   }
   return mishaps.sort((one, other) => one.at - other.at);

@@ -2,17 +2,20 @@
  * One process of Ferry, put together as `src/app/ferry.ts` does it, behind its HTTP parser: native protocol,
  * request path, admission, gate, waiters, engine, dispatcher, reaper, membership. A restart is a new one with nothing in its head.
  */
+import type { Alarm } from "../../src/app/clock.ts";
 import { Admission } from "../../src/gateway/admission/admission.ts";
 import type { Credentials } from "../../src/gateway/admission/credentials.ts";
 import { CapacityGate, type Prospects } from "../../src/gateway/admission/capacity-gate.ts";
 import { Refusal } from "../../src/core/errors.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
-import type { Engine, EngineLimits } from "../../src/engine/engine.ts";
+import type { Engine, EngineLimits, TaskStore } from "../../src/engine/engine.ts";
 import { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import { RedisEngine } from "../../src/engine/redis/engine.ts";
 import { RedisClock } from "../../src/engine/redis/frames.ts";
 import { RedisKeys } from "../../src/engine/redis/keys.ts";
+import { RemoteEngine } from "../../src/engine/remote/engine.ts";
+import { RemoteServer } from "../../src/engine/remote/server.ts";
 import { RecordKeeper } from "../../src/engine/memory/saved.ts";
 import { FleetDemand } from "../../src/workers/fleet/demand.ts";
 import { Membership } from "../../src/workers/fleet/membership.ts";
@@ -21,12 +24,13 @@ import { RedisRegistry } from "../../src/workers/fleet/registry.ts";
 import type { MemberRole } from "../../src/workers/fleet/registry.ts";
 import type { Exchange } from "../../src/gateway/exchange.ts";
 import { NativeProtocol } from "../../src/gateway/native.ts";
-import { RequestPath } from "../../src/gateway/request-path.ts";
+import { RequestPath, type RequestPathParts } from "../../src/gateway/request-path.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import type { LinkOptions } from "../../src/engine/redis/client/link.ts";
 import { RedisNodes } from "../../src/engine/redis/client/nodes.ts";
 import { Waiters } from "../../src/gateway/waiters.ts";
 import { Events } from "../../src/observe/events.ts";
+import type { CoreSocket } from "./core-socket.ts";
 import type { Disk } from "./disk.ts";
 import type { Talk } from "./exchange.ts";
 import type { Gpu } from "./gpu.ts";
@@ -40,6 +44,7 @@ import {
   LEASE_MS,
   MODEL,
   type Plan,
+  type ProcessRole,
   TIERS,
 } from "./plan.ts";
 import type { RedisServer } from "./redis/net.ts";
@@ -52,30 +57,39 @@ export interface Surroundings {
   readonly gpus: readonly Gpu[];
   /** In a fleet. */
   readonly redis?: RedisServer;
-  /** Of one process with a journal. */
+  /** Between a core and its gateways. */
+  readonly socket?: CoreSocket;
+  /** Of one process or a core with a journal. */
   readonly disk?: Disk;
 }
+
+const STATUS_MS = 200;
 
 type Route = (exchange: Exchange, id: string) => unknown;
 
 export class Process {
   readonly host: Host;
-  readonly role: MemberRole;
+  readonly role: ProcessRole;
   /** It has started. */
   ready = false;
   readonly #around: Surroundings;
   readonly #events = new Events();
   /** There when it has started. */
   #engine: Engine | undefined;
+  /** Of a gateway process: the core's engine. */
+  #remote: RemoteEngine | undefined;
+  /** Of a core: its gateways. */
+  #server: RemoteServer | undefined;
   #reaper: Reaper | undefined;
   #nodes: RedisNodes | undefined;
+  #publishing: Alarm | undefined;
   #dispatcher: Dispatcher | undefined;
   #membership: Membership | undefined;
   #waiters: Waiters | undefined;
   #admission: Admission | undefined;
   #routes: ReturnType<NativeProtocol["routes"]> | undefined;
 
-  constructor(host: Host, role: MemberRole, around: Surroundings) {
+  constructor(host: Host, role: ProcessRole, around: Surroundings) {
     this.host = host;
     this.role = role;
     this.#around = around;
@@ -91,14 +105,20 @@ export class Process {
     return this.#routes !== undefined && this.host.alive && this.#admission?.draining !== true;
   }
 
-  /** It has started, and can reach Redis where it needs it. */
+  /** It has started, and can reach Redis or its core where it needs it. */
   get well(): boolean {
-    return this.ready && this.#nodes?.up(0) !== false;
+    return this.ready && this.#nodes?.up(0) !== false && this.#remote?.connected !== false;
+  }
+
+  /** What a gateway and its core keep of tasks and requests that have not ended. */
+  get pending(): number {
+    return this.#remote?.pending ?? this.#server?.pending ?? 0;
   }
 
   /** At the beginning, when everything is well, or after a crash. */
   async start(): Promise<void> {
-    const { plan, redis } = this.#around;
+    const { plan, redis, socket } = this.#around;
+    if (socket !== undefined && this.role === "gateway") return this.#startGateway(socket);
     this.#engine = redis === undefined ? this.#embedded() : await this.#shared(redis);
     this.#reaper = new Reaper(this.engine, this.host);
     if (this.role !== "gateway") this.#dispatch();
@@ -122,19 +142,69 @@ export class Process {
     if (this.#membership !== undefined) {
       this.#membership.doors = (now) => [{ name: MODEL, admittedPerMs: gate.admittedPerMs(now) }];
     }
-    this.#openDoors(gate);
+    if (socket === undefined) this.#openDoors(this.engine, gate.put.bind(gate));
+    else this.#serveGateways(socket, gate);
     this.ready = true;
+  }
+
+  async #startGateway(socket: CoreSocket): Promise<void> {
+    const { plan, ledger } = this.#around;
+    const { host } = this;
+    const limits = limitsOf(plan);
+    const remote = (this.#remote = new RemoteEngine({
+      connect: () => socket.connect(host),
+      clock: host,
+      events: this.#events,
+      limits: () => limits,
+      copied: plan.journal,
+      version: "",
+    }));
+    remote.watch({ settled: (record) => ledger.heard(record, host) });
+    await remote.open();
+    this.#openDoors(remote, async (task, sharing, ofMany) => {
+      const placed = remote.put(task, sharing, ofMany);
+      host.called("put");
+      ledger.answeredPut(task, await placed, host);
+      return placed;
+    });
+    this.ready = true;
+  }
+
+  #serveGateways(socket: CoreSocket, gate: CapacityGate): void {
+    const { host, engine } = this;
+    const dispatcher = this.#dispatcher!;
+    const server = (this.#server = new RemoteServer({
+      engine,
+      clock: host,
+      events: this.#events,
+      version: "",
+      put: (task, sharing, ofMany) => {
+        host.called("put");
+        return gate.put(task, sharing, ofMany);
+      },
+      status: () => JSON.stringify({ healthy: dispatcher.horizon(host.now()).healthy }),
+      told: () => {},
+    }));
+    const publish = (): void => {
+      server.publish();
+      this.#publishing = host.at(host.now() + STATUS_MS, publish);
+    };
+    publish();
+    socket.listen(host, (link) => server.accept(link));
   }
 
   /** A deploy: nothing new is taken, what runs is given up, what is held is given back. */
   async stop(): Promise<void> {
     if (this.#admission !== undefined) this.#admission.draining = true;
     this.#waiters?.releaseAll();
+    if (this.#server !== undefined) this.#around.socket!.close();
+    this.#publishing?.cancel();
+    await this.#server?.close();
     this.#reaper?.stop();
     this.#waiters?.close();
     await this.#dispatcher?.stop();
     await this.#membership?.stop();
-    await this.#engine?.close();
+    await (this.#engine ?? this.#remote)?.close();
     await this.#nodes?.close();
   }
 
@@ -157,7 +227,9 @@ export class Process {
     const engine = new MemoryEngine(() => limits, this.host, this.#events, { keeper });
     engine.watch({
       settled: (record) => {
-        if (this.host.alive) ledger.settled(record);
+        if (!this.host.alive) return;
+        this.host.called("settle");
+        ledger.settled(record);
       },
       queued: () => ledger.bounded(engine.stats()),
     });
@@ -235,7 +307,7 @@ export class Process {
       {
         id: this.host.name,
         zone: "",
-        role: this.role,
+        role: this.role as MemberRole,
         version: "",
         beatMs: BEAT_MS,
         aliveMs: ALIVE_MS,
@@ -259,9 +331,9 @@ export class Process {
     };
   }
 
-  #openDoors(gate: CapacityGate): void {
+  #openDoors(engine: TaskStore, put: RequestPathParts["put"]): void {
     const { plan } = this.#around;
-    const { engine, host } = this;
+    const { host } = this;
     const waiters = (this.#waiters = new Waiters(engine, host));
     const rules = {
       tiers: ["enterprise", "paid", "free"].map((name) => ({ name })),
@@ -275,7 +347,6 @@ export class Process {
       collapse: plan.collapse,
       open: true,
     };
-    const put = gate.put.bind(gate);
     const shared = { admission, waiters, engine, clock: host };
     const durable = plan.fleet || plan.journal;
     const path = new RequestPath({ ...shared, put, routes: [route], credentials: byHeader, durable });

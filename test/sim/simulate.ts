@@ -9,6 +9,7 @@ import { parseArgs } from "node:util";
 import { deal } from "./deal.ts";
 import { simulateDropIns } from "./dropin-many.ts";
 import { describePlan } from "./describe.ts";
+import { draw, TOPOLOGIES } from "./plan.ts";
 import { replayCommand, type Sums, Totals } from "./totals.ts";
 import { play } from "./world.ts";
 
@@ -16,11 +17,12 @@ const HELP = `npm run simulate -- --seeds 10000              # seeds 1 to 10,000
 npm run simulate -- --seed 4544 --trace        # one seed alone, with its timeline
 npm run simulate -- --dropin --requests 1000000
 
-Plays gateways, batchers, Redis and workers on virtual time under seeded faults, and checks after each seed that
+Plays gateways, batchers or a core, Redis and workers on virtual time under seeded faults, and checks after each seed that
 nothing was lost, crossed, settled twice or answered too late. CONTRIBUTING.md says what it covers.
 
   --seeds N      how many seeds (2000)
   --from K       the first of them (1)
+  --only KIND    of these seeds those that play one topology: one, cores or fleet (plan.ts)
   --seed S       this seed alone; where it fails, the end of its timeline is printed
   --trace        with --seed: the whole timeline
   --dropin       the drop-in protocols instead: arrays of inputs, clients that leave, workers that lie
@@ -40,6 +42,7 @@ function options() {
     options: {
       seeds: { type: "string", default: "2000" },
       from: { type: "string", default: "1" },
+      only: { type: "string" },
       seed: { type: "string" },
       trace: { type: "boolean", default: false },
       dropin: { type: "boolean", default: false },
@@ -56,8 +59,11 @@ function options() {
       throw new Error(`--${name} must be a whole number from 1`);
     return number;
   };
+  const only = TOPOLOGIES.find((topology) => topology === values.only);
+  if (values.only !== only) throw new Error(`--only must be one of ${TOPOLOGIES.join(", ")}`);
   return {
     ...values,
+    only,
     seeds: whole("seeds"),
     requests: whole("requests"),
     from: whole("from"),
@@ -89,9 +95,11 @@ async function replay(seed: number, whole: boolean, json: boolean): Promise<numb
 }
 
 /** Deals the seeds to threads and adds up what they say. */
-async function playMany(seeds: number, from: number, threads: number): Promise<Totals> {
+async function playMany({ seeds: count, from, threads, only }: ReturnType<typeof options>): Promise<Totals> {
+  const all = Array.from({ length: count }, (_, at) => from + at);
+  const seeds = only === undefined ? all : all.filter((seed) => draw(seed).topology === only);
   const totals = new Totals();
-  const progress = new Progress(seeds, totals);
+  const progress = new Progress(seeds.length, totals);
   const add = (sums: Sums): number => {
     totals.merge(sums);
     for (const { seed, message } of sums.failed) {
@@ -100,7 +108,7 @@ async function playMany(seeds: number, from: number, threads: number): Promise<T
     progress.tell();
     return totals.failed.length;
   };
-  await deal({ thread: "thread.ts", from, seeds, threads, add });
+  await deal({ thread: "thread.ts", seeds, threads, add });
   progress.tell(true);
   return totals;
 }
@@ -145,7 +153,7 @@ async function main(): Promise<number> {
   if (asked.dropin) return simulateDropIns(asked);
   if (asked.seed !== undefined) return replay(asked.seed, asked.trace, asked.json);
   const startedAt = performance.now();
-  const totals = await playMany(asked.seeds, asked.from, asked.threads);
+  const totals = await playMany(asked);
   const seconds = Math.round(performance.now() - startedAt) / 1000;
   const { seeds, tasks, failed, counts } = totals;
   if (asked.json) {

@@ -5,6 +5,7 @@
 import { Random } from "../../src/core/random.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { Callers } from "./callers.ts";
+import { CoreSocket } from "./core-socket.ts";
 import { Disk } from "./disk.ts";
 import { Gpu } from "./gpu.ts";
 import { Host } from "./host.ts";
@@ -22,8 +23,11 @@ export interface Run {
 }
 
 const STEP_MS = 250;
+const SETTLE_MS = { one: 1, cores: 100, fleet: 1200 } as const;
 /** Virtual: callers poll at most half a minute, and settled is what they wait for. */
 const PEACE_MS = 90_000;
+/** What is on its way from a core to its gateways, and a task that was put for nobody, has ended by then. */
+const FORGOTTEN_MS = 5000;
 /** Counts are healed each ten seconds, when they were found wrong twice. */
 const HEALED_MS = 45_000;
 
@@ -58,6 +62,9 @@ class World {
       ledger,
       gpus,
       ...(redis && { redis }),
+      ...(plan.topology === "cores" && {
+        socket: new CoreSocket(time, new Dice(plan.seed * 6007 + 13), plan.link, ledger),
+      }),
       ...(plan.journal && { disk: new Disk(dice, plan.calm ? undefined : new Dice(plan.seed * 3 + 1)) }),
     };
     this.#places = plan.roles.map(() => undefined);
@@ -71,8 +78,8 @@ class World {
     const { plan, ledger } = this;
     const time = this.time;
     plan.roles.forEach((_, at) => this.#start(at));
-    // A fleet needs a moment until everybody knows of everybody.
-    await time.run(time.now() + (plan.fleet ? 1200 : 1));
+    // Processes need a moment until everybody knows of everybody.
+    await time.run(time.now() + SETTLE_MS[plan.topology]);
     const startAt = time.now();
     const random = new Random(plan.seed);
     let arrivesAt = 0;
@@ -98,6 +105,7 @@ class World {
     ledger.close(this.#stats());
     if (this.#audit !== undefined) await this.#checkRedis(this.#audit);
     if (ledger.failure === undefined) await this.#askAll();
+    if (plan.topology === "cores" && ledger.failure === undefined) await this.#checkCores();
   }
 
   #start(at: number): void {
@@ -105,6 +113,7 @@ class World {
     const skewMs = this.plan.fleet ? this.#around.dice.between(-3000, 3000) : 0;
     const host = new Host(name, this.time, skewMs);
     const process = (this.#places[at] = new Process(host, this.plan.roles[at]!, this.#around));
+    if (process.role === "core") this.ledger.coreStarts++;
     process.start().catch((error: unknown) => {
       if (!this.plan.fleet) return this.ledger.fail(error as Error);
       // Redis could not be reached: it ends, and is started again.
@@ -138,6 +147,7 @@ class World {
     }
     const process = this.#places[who];
     if (process === undefined || !process.host.alive || process.host.paused) return;
+    if (kind === "cut") return this.#around.socket!.cut(process.host, mishap.afterBytes, mishap.atCore);
     if (mishap.aim === undefined) return this.#strike(process, mishap);
     process.host.setTrap(mishap.aim, aimMs(mishap.aim), () => this.#strike(process, mishap));
   }
@@ -153,7 +163,9 @@ class World {
     ledger.say(process.host.name, `${kind}, ${forMs} ms`);
     if (kind === "pause") {
       process.host.pause();
+      const over = process.role === "core" ? ledger.trouble("hangs") : undefined;
       this.time.at(this.time.now() + forMs, () => {
+        over?.();
         ledger.say(process.host.name, "goes on");
         process.host.resume();
       });
@@ -162,21 +174,30 @@ class World {
   }
 
   #crash(at: number, process: Process, forMs: number): void {
+    this.#die(at, process);
+    const over = process.role === "core" ? this.ledger.trouble("away") : undefined;
+    this.time.at(this.time.now() + forMs, () => {
+      this.#start(at);
+      over?.();
+    });
+  }
+
+  #die(at: number, process: Process): void {
     process.host.crash();
     this.#places[at] = undefined;
     const { disk } = this.#around;
-    if (disk !== undefined) this.ledger.crashed((id) => disk.undecided(id));
-    this.time.at(this.time.now() + forMs, () => this.#start(at));
+    if (process.role === "gateway") return;
+    if (disk !== undefined) this.ledger.crashed(disk);
+    else if (process.role === "core") this.ledger.coreDied();
   }
 
   async #deploy(at: number, process: Process, forMs: number): Promise<void> {
+    const healed = process.role === "core" ? this.ledger.trouble("away") : undefined;
     const over = (): void => {
       if (!process.host.alive) return;
-      const { disk } = this.#around;
-      if (disk !== undefined) this.ledger.crashed((id) => disk.undecided(id));
-      process.host.crash();
-      this.#places[at] = undefined;
+      this.#die(at, process);
       this.#start(at);
+      healed?.();
     };
     // Whoever stops too slowly is killed.
     this.time.at(this.time.now() + Math.max(forMs, ALIVE_MS), over);
@@ -188,6 +209,7 @@ class World {
     const { gpus, redis } = this.#around;
     this.ledger.say("", "from here on nothing new goes wrong");
     redis?.heal();
+    this.#around.socket?.heal();
     for (const gpu of gpus) gpu.heal();
   }
 
@@ -214,6 +236,26 @@ class World {
     // Each gateway knows the depth that Redis told it last; beside what waits, two batches may be with each worker.
     const most = maxQueued * roles.length + 2 * workers * rules.limits.maxBatchSize;
     this.ledger.check(audit.mostOpen <= most, `${audit.mostOpen} tasks were open, of ${most}`);
+  }
+
+  /** Nothing is kept of what has ended, and a process that stops leaves no alarm behind. */
+  async #checkCores(): Promise<void> {
+    const { ledger } = this;
+    ledger.checkRates();
+    const processes = this.#places.map((process) => process!).reverse();
+    const until = this.time.now() + FORGOTTEN_MS;
+    while (processes.some(({ pending }) => pending > 0) && this.time.now() < until) {
+      await this.time.run(this.time.now() + STEP_MS);
+    }
+    for (const { host, pending } of processes) {
+      ledger.check(pending === 0, `${host.name} keeps ${pending} tasks and requests that have ended`);
+    }
+    for (const process of processes) {
+      void process.stop();
+      await this.time.run(this.time.now() + STEP_MS);
+      const { name, alarms } = process.host;
+      ledger.check(alarms.size === 0, `${name} has stopped and ${alarms.size} alarms are set`);
+    }
   }
 
   /** Whoever was told "accepted" can ask anybody, and gets the end that it was told. */

@@ -127,7 +127,7 @@ export class MemoryEngine implements Engine {
    * answered with its outcome. `lasting`: it may be on disk all the same.
    */
   async #unsaved(reply: PutReply & { readonly id: string }, lasting: boolean): Promise<PutReply> {
-    if (reply.kind === "done") return reply;
+    if (reply.kind === "done") return { ...reply, unstored: true };
     const record = this.#records.find(reply.id);
     if (record === undefined) return { kind: "full", message: UNWRITABLE };
     if (

@@ -5,8 +5,8 @@
  * the next one (a task that is put twice is queued once), then refused; later requests are refused at once. What it has
  * accepted stays awaited: the next connection begins with the ids of all awaited tasks, and the core sends the outcomes
  * of those that have ended and names those that it does not know. These are reported as failed, so that their callers
- * send them again. A core that hangs leaves requests unanswered: they are refused after ANSWER_WITHIN_MS, and from then
- * on at once, until it is heard again.
+ * send them again. A core that hangs leaves requests unanswered: they are refused after ANSWER_WITHIN_MS, a put at
+ * its task's deadline if that is sooner; from then on requests are refused at once, until it is heard again.
  */
 import { randomInt } from "node:crypto";
 import type { Alarm, Clock } from "../../app/clock.ts";
@@ -79,6 +79,8 @@ interface Unanswered {
   readonly ofMany: boolean;
   readonly perMinute: number;
   readonly since: number;
+  /** When it is given up: after ANSWER_WITHIN_MS, or at the task's deadline. */
+  readonly until: number;
   /** How often it was sent. */
   sent: number;
   resolve(reply: unknown): void;
@@ -111,6 +113,7 @@ export class RemoteEngine implements TaskStore {
   #closed: PromiseWithResolvers<void> | undefined;
   #holdAlarm: Alarm | undefined;
   #answerAlarm: Alarm | undefined;
+  #answerAt = Infinity;
   #retryAlarm: Alarm | undefined;
   #sweepAlarm: Alarm | undefined;
 
@@ -137,6 +140,11 @@ export class RemoteEngine implements TaskStore {
 
   get connected(): boolean {
     return this.#channel !== undefined;
+  }
+
+  /** Requests without an answer, and tasks whose end is awaited. */
+  get pending(): number {
+    return this.#unanswered.size + this.#awaited.size;
   }
 
   /** The latest text that the core published; "" before the first. */
@@ -247,6 +255,7 @@ export class RemoteEngine implements TaskStore {
         ofMany,
         perMinute,
         since,
+        until: Math.min(since + ANSWER_WITHIN_MS, task?.deadlineAt ?? Infinity),
         sent: 0,
         resolve,
         reject,
@@ -254,7 +263,7 @@ export class RemoteEngine implements TaskStore {
       // Before it is sent: its end may be told before the reply.
       if (task !== undefined) this.#expect(task, task.deadlineAt, false);
       const number = this.#unanswered.add(request);
-      this.#answerAlarm ??= this.#answersBy(since + ANSWER_WITHIN_MS);
+      if (request.until < this.#answerAt) this.#giveUpAt(request.until);
       if (this.#channel !== undefined) this.#send(this.#channel, number, request);
     });
   }
@@ -366,17 +375,24 @@ export class RemoteEngine implements TaskStore {
     request.reject(refused(why, kind, sent));
   }
 
-  #answersBy(at: number): Alarm {
+  #giveUpAt(at: number): void {
     const { clock } = this.#parts;
-    return clock.at(at, () => {
+    this.#answerAlarm?.cancel();
+    this.#answerAt = at;
+    if (at === Infinity) return;
+    this.#answerAlarm = clock.at(at, () => {
       const now = clock.now();
-      const late = this.#unanswered.take(
-        ({ since }) => since + ANSWER_WITHIN_MS <= now,
-        (request) => this.#refuse(request, this.#channel === undefined ? AWAY : SILENT),
+      const connected = this.#channel !== undefined;
+      this.#unanswered.take(
+        ({ until }) => until <= now,
+        (request) => {
+          if (connected && request.since + ANSWER_WITHIN_MS <= now) this.#silent = true;
+          this.#refuse(request, connected ? SILENT : AWAY);
+        },
       );
-      if (late && this.#channel !== undefined) this.#silent = true;
-      const next = this.#unanswered.oldest;
-      this.#answerAlarm = next && this.#answersBy(next.since + ANSWER_WITHIN_MS);
+      let next = Infinity;
+      this.#unanswered.each((_, { until }) => (next = Math.min(next, until)));
+      this.#giveUpAt(next);
     });
   }
 
@@ -512,12 +528,14 @@ class NumberedRequests {
   #first = 0; // number of the oldest
   #next = 0;
 
-  get full(): boolean {
-    return this.#next - this.#first >= MAX_UNANSWERED;
+  get size(): number {
+    let size = 0;
+    this.each(() => size++);
+    return size;
   }
 
-  get oldest(): Unanswered | undefined {
-    return this.#ring[this.#first & (this.#ring.length - 1)];
+  get full(): boolean {
+    return this.#next - this.#first >= MAX_UNANSWERED;
   }
 
   add(request: Unanswered): number {
@@ -545,8 +563,8 @@ class NumberedRequests {
     }
   }
 
-  /** Removes those that match; returns whether any did. */
-  take(matches: (request: Unanswered) => boolean, call: (request: Unanswered) => void): boolean {
+  /** Removes those that match. */
+  take(matches: (request: Unanswered) => boolean, call: (request: Unanswered) => void): void {
     const taken: Unanswered[] = [];
     this.each((number, request) => {
       if (!matches(request)) return;
@@ -554,7 +572,6 @@ class NumberedRequests {
       this.remove(number);
     });
     for (const request of taken) call(request);
-    return taken.length > 0;
   }
 
   #grow(): void {

@@ -103,6 +103,11 @@ export class RemoteServer {
     return this.#sessions.size;
   }
 
+  /** Tasks whose end gateways wait for. */
+  get pending(): number {
+    return this.#waits.size;
+  }
+
   /** Resolves when no gateway is connected. */
   async whenEmpty(): Promise<void> {
     if (this.#sessions.size === 0) return;
