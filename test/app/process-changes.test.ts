@@ -279,6 +279,7 @@ test("whoever sleeps whenever: all end with the same config, and none with what 
       epoch: 0,
       socket: "/run/core",
       log: () => {},
+      backlogTaken: async () => {},
       fork: (watcher) => {
         const sleeper = new Sleeper(watcher, clock, prepareMs);
         all.push(sleeper);

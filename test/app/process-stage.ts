@@ -34,6 +34,7 @@ export function stage(count: number, more = "") {
     epoch: 0,
     socket: "/run/core",
     log: (line) => void lines.push(line),
+    backlogTaken: async () => {},
     fork: (watcher) => {
       const fake: Fake = { watcher, orders: [], killed: false };
       forked.push(fake);

@@ -11,6 +11,7 @@ import { Load } from "./fleet-load.ts";
 import { Part, patient } from "./fleet.ts";
 import { childrenOf, counter, engineConfig, isGone, KINDS, Several } from "./gateways.ts";
 import { type Answer, assertError, eventually, Folder, runFerry, SOON_MS, writeConfig } from "./harness.ts";
+import { postText, RawClient } from "./raw-client.ts";
 import { Gate, hang, stubModel, StubWorker } from "./stub-worker.ts";
 
 const LATE = 10;
@@ -272,6 +273,31 @@ describe("the end", () => {
     assert.deepEqual([last.msg, last["requests"], last["lost"]], ["stopped", 9, 0]);
     await eventually(() => all.every(isGone));
     for (const url of [part.url, part.adminUrl]) assert.ok(await isFree(url));
+  });
+
+  test("who had connected when SIGTERM came is served, also those that nobody had looked at yet", async () => {
+    await using stub = await StubWorker.listen();
+    const limits = { drainMs: 60_000, lingerMs: 8000 };
+    await using ferry = await Several.start({
+      models: [stubModel([stub])],
+      limits,
+      admission: { mode: "off" },
+    });
+    const { part } = ferry;
+    // While it stands still the kernel takes connections for it, and keeps the signal.
+    part.pause();
+    await using stack = new AsyncDisposableStack();
+    const clients: RawClient[] = [];
+    for (let n = 0; n < 40; n++) clients.push(stack.use(await RawClient.connect(part.url)));
+    clients.forEach((client, at) => client.send(postText(JSON.stringify({ input: `early ${at}` }))));
+    const ended = part.stop();
+    part.resume();
+    for (const [at, answer] of (await Promise.all(clients.map((client) => client.answer()))).entries()) {
+      assert.equal(answer.status, 200, answer.text);
+      assert.ok(answer.text.includes(`"early ${at}"`));
+    }
+    await stack.disposeAsync();
+    assert.deepEqual(await ended, { code: 0, signal: null });
   });
 
   test("a second signal ends all of them now, and so does kill -9 of the parent: no child is left", async () => {

@@ -87,6 +87,8 @@ export interface ProcessesParts {
   /** Path of the Unix socket between them. */
   readonly socket: string;
   fork(watcher: Watcher): Life;
+  /** Resolves when no connection waits to be handed out. */
+  backlogTaken(): Promise<void>;
   log(line: string): void;
 }
 
@@ -248,6 +250,8 @@ export class Processes {
     const nothing: Reloaded = { problems: [NO_FILE] };
     life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
   }
+
+  takeWaiting = (): Promise<void> => this.#parts.backlogTaken();
 
   /** Accepts nothing new; resolves when all have exited. The core waits for the gateways. */
   async drain(): Promise<void> {
