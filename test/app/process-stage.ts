@@ -35,6 +35,7 @@ export function stage(count: number, more = "") {
     socket: "/run/core",
     log: (line) => void lines.push(line),
     backlogTaken: async () => {},
+    removeSocket: async () => {},
     fork: (watcher) => {
       const fake: Fake = { watcher, orders: [], killed: false };
       forked.push(fake);

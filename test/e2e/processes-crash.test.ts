@@ -3,8 +3,10 @@
  * answered or told to come again, nobody gets another's answer, and nothing is left behind.
  */
 import assert from "node:assert/strict";
+import { existsSync, readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { createServer, type AddressInfo } from "node:net";
 import { once } from "node:events";
+import { dirname } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { Load } from "./fleet-load.ts";
@@ -25,6 +27,25 @@ async function isFree(url: string): Promise<boolean> {
   );
   if (listening) server.close();
   return listening;
+}
+
+/** The folder of the socket between the processes. */
+function socketFolder(core: number): string {
+  const opened = new Set(
+    readdirSync(`/proc/${core}/fd`).map((name) => {
+      try {
+        return readlinkSync(`/proc/${core}/fd/${name}`);
+      } catch {
+        return "";
+      }
+    }),
+  );
+  const rows = readFileSync("/proc/net/unix", "utf8").split("\n");
+  const paths = rows
+    .map((row) => row.trim().split(/\s+/))
+    .filter(([, , , , , , inode, path]) => path !== undefined && opened.has(`socket:[${inode}]`));
+  const [, , , , , , , path] = paths.find(([, , , , , , , each]) => /\/ferry-[^/]+\/core$/.test(each!))!;
+  return dirname(path!);
 }
 
 function slowly(stub: StubWorker): void {
@@ -312,6 +333,8 @@ describe("the end", () => {
       const { part } = ferry;
       const children = childrenOf(part.pid);
       const all = [...children, ...children.flatMap(childrenOf)];
+      const folderOfSocket = socketFolder(ferry.core);
+      assert.ok(existsSync(folderOfSocket));
       const held = part.post({ model: "stub", input: "held" }).then(
         ({ status }) => status,
         () => 0,
@@ -326,6 +349,7 @@ describe("the end", () => {
       }
       await eventually(() => all.every(isGone));
       assert.ok([0, 202, 503].includes(await held));
+      assert.ok(!existsSync(folderOfSocket), "the socket is gone");
       for (const url of [part.url, part.adminUrl]) assert.ok(await isFree(url));
     }
   });
