@@ -1,15 +1,17 @@
 /**
  * What a Ferry with little to do costs, beside Mosec with the same Python function and batch size.
  *
- *   node bench/idle.ts [--mosec PYTHON] [--rounds 3] [--seconds 12] [--wait 10]
+ *   node bench/idle.ts [--mosec PYTHON] [--rounds 3] [--seconds 12] [--wait 10,1] [--results BYTES]
  *
  * Each round starts `ferry serve` with one Python worker, then Mosec (where `--mosec` names a Python that has it), and
  * loads each from another process: nothing for a while, 100 and 500 requests/s (Poisson), 64 callers in a closed loop,
  * and nothing again. Told of each phase are the CPU time of all processes of the server (user and system), for a request
  * or for a minute, and the memory (PSS) of all of them at its end. Medians, with their range in brackets.
  *
- * Not pinned: Mosec has several threads. FERRY_CLI=/other/checkout/src/cli.ts measures that checkout; `--wait` is
- * Mosec's `max_wait_time` (its default is 10 ms; Ferry waits for nothing while its worker is free).
+ * Not pinned: Mosec has several threads. FERRY_CLI=/other/checkout/src/cli.ts measures that checkout. `--wait` is
+ * Mosec's `max_wait_time`: 10 ms is its default, 1 ms comes closest to Ferry, which waits for nothing while its worker is
+ * free. `--results` is Ferry's `results.maxBytes`: Mosec keeps no results. Pages that other processes have too, such as
+ * Node's own code, count in part: other Node processes make Ferry look smaller.
  */
 import { mkdtempSync, readdirSync, readFileSync, rmSync, writeFileSync } from "node:fs";
 import { availableParallelism, cpus, loadavg, tmpdir } from "node:os";
@@ -28,24 +30,26 @@ const { values } = parseArgs({
     mosec: { type: "string" },
     rounds: { type: "string", default: "3" },
     seconds: { type: "string", default: "12" },
-    wait: { type: "string", default: "10" },
+    wait: { type: "string", default: "10,1" },
+    results: { type: "string" },
   },
 });
-const [rounds, seconds, waitMs] = [values.rounds, values.seconds, values.wait].map(Number) as [
-  number,
-  number,
-  number,
-];
+const [rounds, seconds] = [Number(values.rounds), Number(values.seconds)];
+const waits = values.wait.split(",").map(Number);
+const { mosec, results: maxBytes } = values;
 const BATCH = 64;
 const BODY_BYTES = 256;
 const CALLERS = 64;
-const WARM_MS = 3000;
+const WARM_MS = 2000;
+/** Ferry gives memory back 10 to 20 s after its last request. */
+const AGAIN_SECONDS = 22;
 
 const MODEL = `
 def tell(inputs):
     return [f"{len(text)}: {text}" for text in inputs]
 `;
 const MOSEC = `
+import os
 from mosec import Server, Worker
 from model import tell
 
@@ -55,7 +59,7 @@ class Tell(Worker):
 
 if __name__ == "__main__":
     server = Server()
-    server.append_worker(Tell, num=1, max_batch_size=${BATCH}, max_wait_time=${waitMs})
+    server.append_worker(Tell, num=1, max_batch_size=${BATCH}, max_wait_time=int(os.environ["WAIT_MS"]))
     server.run()
 `;
 
@@ -87,14 +91,20 @@ const dir = mkdtempSync(join(tmpdir(), "ferry-idle-"));
 
 async function startFerry(): Promise<Server> {
   const backend = { kind: "python", function: `${dir}/model.py:tell`, workers: 1 };
-  const settings = { models: [{ name: "tell", backend, maxBatchSize: BATCH }] };
+  const settings = {
+    models: [{ name: "tell", backend, maxBatchSize: BATCH }],
+    ...(maxBytes !== undefined && { results: { maxBytes: Number(maxBytes) } }),
+  };
   return await FerryServer.start({ dir, models: [], settings });
 }
 
-async function startMosec(python: string): Promise<Server> {
+async function startMosec(python: string, waitMs: number): Promise<Server> {
   const [port] = await freePorts(1);
   const args = ["--address", host, "--port", String(port), "--log-level", "warning"];
-  const child = new Child(join(dir, "mosec_server.py"), args, { program: python });
+  const child = new Child(join(dir, "mosec_server.py"), args, {
+    program: python,
+    env: { WAIT_MS: String(waitMs) },
+  });
   const target = { host, port: port!, path: "/inference" };
   const request = { method: "POST", body: '{"input":"x"}' };
   for (let left = 100; ; left--) {
@@ -143,11 +153,16 @@ const pssMbOf = (root: number): number =>
     return sum + Number(/^Pss:\s+(\d+) kB$/m.exec(text)?.[1]) / 1024;
   }, 0);
 
-async function phase({ pid, target }: Server, load: LoadSpec["load"] | undefined): Promise<Figures> {
+async function phase(
+  { pid, target }: Server,
+  load: LoadSpec["load"] | undefined,
+  again: boolean,
+): Promise<Figures> {
   if (load === undefined) {
     const from = cpuMsOf(pid);
-    await sleep(seconds * 1000);
-    const cpuMs = ((cpuMsOf(pid) - from) * 60) / seconds;
+    const restSeconds = again ? AGAIN_SECONDS : seconds;
+    await sleep(restSeconds * 1000);
+    const cpuMs = ((cpuMsOf(pid) - from) * 60) / restSeconds;
     return { cpuMs, pssMb: pssMbOf(pid), rate: 0, p50Ms: NaN, p99Ms: NaN };
   }
   const cpu: number[] = [];
@@ -172,7 +187,7 @@ async function round(name: string, start: () => Promise<Server>): Promise<Figure
   await sleep(1000);
   const figures: Figures[] = [];
   for (const [phaseName, load] of Object.entries(PHASES)) {
-    figures.push(await phase(server, load));
+    figures.push(await phase(server, load, figures.length > 0));
     const { cpuMs, pssMb } = figures.at(-1)!;
     process.stderr.write(`${name}, ${phaseName}: ${cpuMs.toFixed(3)} ms, ${pssMb.toFixed(0)} MB\n`);
   }
@@ -190,7 +205,7 @@ function told(all: readonly Figures[], pick: (figures: Figures) => number, digit
 
 function print(results: ReadonlyMap<string, readonly (readonly Figures[])[]>): void {
   const columns = ["phase", "server", "CPU ms", "PSS MB", "req/s", "p50 ms", "p99 ms"];
-  const widths = [17, 7, 22, 17, 26, 19, 20];
+  const widths = [17, 13, 22, 17, 26, 22, 22];
   const line = (cells: readonly string[]): void =>
     console.log(
       cells
@@ -211,7 +226,10 @@ function print(results: ReadonlyMap<string, readonly (readonly Figures[])[]>): v
       const latency = [told(all, ({ p50Ms }) => p50Ms, 2), told(all, ({ p99Ms }) => p99Ms, 2)];
       line([name, server, ms, told(all, ({ pssMb }) => pssMb, 0), rate, ...latency]);
     }
-    if (cpu.length > 1) line([name, "ratio", (cpu[0]! / cpu[1]!).toFixed(2), (pss[0]! / pss[1]!).toFixed(2)]);
+    for (let other = 1; other < cpu.length; other++) {
+      const [ratio, memory] = [cpu[0]! / cpu[other]!, pss[0]! / pss[other]!];
+      line([name, `1 / ${other + 1}`, Number.isFinite(ratio) ? ratio.toFixed(2) : "", memory.toFixed(2)]);
+    }
   }
 }
 
@@ -225,13 +243,14 @@ try {
     `${rounds} rounds, phases of ${seconds} s, bodies of ${BODY_BYTES} bytes; at rest: CPU ms a minute`,
   );
   console.log(`the function: ${MODEL.trim().replace(/\s+/g, " ")}`);
-  console.log(`Ferry: one worker, maxBatchSize ${BATCH}, otherwise as it comes`);
-  if (values.mosec !== undefined)
-    console.log(`Mosec: one worker, max_batch_size ${BATCH}, max_wait_time ${waitMs} ms\n`);
+  console.log(`Ferry: one worker, maxBatchSize ${BATCH}, results.maxBytes ${maxBytes ?? "as it comes"}`);
   const results = new Map<string, Figures[][]>();
   const servers = new Map<string, () => Promise<Server>>([["Ferry", startFerry]]);
-  const { mosec } = values;
-  if (mosec !== undefined) servers.set("Mosec", () => startMosec(mosec));
+  for (const waitMs of mosec === undefined ? [] : waits) {
+    console.log(`Mosec: one worker, max_batch_size ${BATCH}, max_wait_time ${waitMs} ms`);
+    servers.set(`Mosec, ${waitMs} ms`, () => startMosec(mosec!, waitMs));
+  }
+  console.log();
   for (let at = 0; at < rounds; at++) {
     for (const [name, start] of servers) {
       const runs = results.get(name) ?? [];

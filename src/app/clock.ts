@@ -32,6 +32,11 @@ export interface Clock {
   rest?(): Promise<void>;
 }
 
+/** The next multiple of `everyMs`: what is done periodically is done in one turn, and wakes the process once. */
+export function nextBeat(now: number, everyMs: number): number {
+  return (Math.floor(now / everyMs) + 1) * everyMs;
+}
+
 const GRAIN_MS = 1;
 /** Of Node's timers; a longer wait continues. */
 const LONGEST_MS = 2 ** 31 - 1;

@@ -188,6 +188,8 @@ async function openRequestLog(
     lookAfterMs: NEWS_MS + Math.max(...config.models.map(({ timeouts }) => timeouts.totalMs)),
     lookUp: (id) => engine.outcome(id),
     sink: postgres,
+    // In Redis that would be a command for each: there the later look does.
+    reportedLate: parts.process === "core" && config.engine.kind === "memory",
   });
   const unwatch = engine.watch({ settled: (record) => log.settled(record) });
   const troubles = new Troubles(events, clock);

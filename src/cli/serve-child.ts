@@ -7,6 +7,8 @@
  * it was draining.
  */
 import cluster from "node:cluster";
+import { rmdirSync, rmSync } from "node:fs";
+import { dirname } from "node:path";
 import type { Clock } from "../app/clock.ts";
 import type { ProcessOrder, Word } from "../app/processes/processes.ts";
 import type { Reloaded } from "../app/reload.ts";
@@ -48,6 +50,8 @@ export async function serveChild(
     else void Promise.resolve(ferry!.tally()).then((tally) => parent.tell({ is: "tally", tally }));
   });
   const { config, role, part, epoch } = await begin.promise;
+  // A core that is killed leaves its socket, and here nobody else is left to remove it.
+  signals.onKilled = () => removeSocket(part.socket);
   const clock = parts.clockOf(epoch);
   const changes = new ChildChanges(parent, clock);
   const start: ServeParts["start"] = async (...[given, time, as, log]) => {
@@ -79,9 +83,19 @@ export async function serveChild(
   }
 }
 
+function removeSocket(path: string): void {
+  try {
+    rmSync(path, { force: true });
+    rmdirSync(dirname(path));
+  } catch {
+    // Another child was first.
+  }
+}
+
 /** The parent's orders as signals; without a listener they end the process, as signals do. */
 class ParentSignals implements Signals {
   readonly #parent: Parent;
+  onKilled: (() => void) | undefined;
   #listener: (() => void) | undefined;
   #draining = false;
 
@@ -89,8 +103,9 @@ class ParentSignals implements Signals {
     this.#parent = parent;
     parent.onTerminate(() => this.drain());
     parent.onLost(() => {
-      if (this.#draining) parent.end();
-      else this.drain();
+      if (!this.#draining) return this.drain();
+      this.onKilled?.();
+      parent.end();
     });
   }
 

@@ -164,10 +164,11 @@ async function startOne(): Promise<ServeParts["start"]> {
 
 async function startSeveral(count: number, epoch: number): Promise<ServeParts["start"]> {
   const { startProcesses } = await import("../app/processes/processes.ts");
-  const { forker } = await import("../app/processes/life.ts");
+  const { backlogTaken, forker } = await import("../app/processes/life.ts");
   return (config, clock, role, log) => {
     const fork = forker(["serve", "--processes", String(count)], clock);
-    return startProcesses(count, config, role, { clock, epoch, fork, log });
+    const parts = { clock, epoch, fork, backlogTaken: () => backlogTaken(clock), log };
+    return startProcesses(count, config, role, parts);
   };
 }
 

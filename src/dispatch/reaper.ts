@@ -1,5 +1,5 @@
 /** Calls `engine.reap` whenever something falls due, and never later. */
-import type { Alarm, Clock } from "../app/clock.ts";
+import { type Alarm, type Clock, nextBeat } from "../app/clock.ts";
 import type { Engine } from "../engine/engine.ts";
 
 /** Also with nothing known to be due: a shared engine learns of other processes' work this way. */
@@ -38,6 +38,6 @@ export class Reaper {
     const now = this.#clock.now();
     // An unreachable engine reports that itself; ask again later.
     const next = await this.#engine.reap(now).catch(() => Infinity);
-    this.#arm(Math.min(next, now + AT_LEAST_EVERY_MS));
+    this.#arm(Math.min(next, nextBeat(now, AT_LEAST_EVERY_MS)));
   }
 }

@@ -3,7 +3,7 @@
  * `--processes`, else `ferry`. Each process reads itself once a second; gateways send what they read to the core, whose
  * `/metrics` shows all of them.
  */
-import type { Alarm, Clock } from "../app/clock.ts";
+import { type Alarm, type Clock, nextBeat } from "../app/clock.ts";
 import type { Events } from "./events.ts";
 
 export interface ProcessSample {
@@ -57,7 +57,7 @@ export class ProcessSampler {
       residentBytes: process.memoryUsage.rss(),
       loopDelayMs: Math.max(0, this.#delay.take(dueAt)),
     });
-    const next = this.#clock.now() + EVERY_MS;
+    const next = nextBeat(this.#clock.now(), EVERY_MS);
     return this.#clock.at(next, () => (this.#alarm = this.#read(next)));
   }
 }
@@ -154,7 +154,7 @@ export class LoopDelay {
   }
 
   #arm(now: number): void {
-    this.#dueAt = now + DELAY_EVERY_MS;
+    this.#dueAt = nextBeat(now, DELAY_EVERY_MS);
     this.#alarm = this.#clock.at(this.#dueAt, () => {
       const rangAt = this.#clock.now();
       this.#worstMs = Math.max(this.#worstMs, rangAt - this.#dueAt);

@@ -118,6 +118,8 @@ export interface RequestLogOptions {
   readonly lookAfterMs: number;
   lookUp(id: string): Promise<LoggedOutcome | undefined>;
   readonly sink?: RowSink | undefined;
+  /** Requests are reported by other processes: a task may end before its request is known here. */
+  readonly reportedLate?: boolean;
 }
 
 /** Accepted requests waiting for their end; beyond this, ends are not recorded. */
@@ -216,7 +218,13 @@ export class RequestLog {
     } else if (this.#unsettled.size < MAX_UNSETTLED) {
       this.#unsettled.set(row.id, row);
       this.#sweep ??= this.#clock.at(this.#clock.now() + SWEEP_MS, () => void this.#lookUp());
+      if (this.#options.reportedLate === true) void this.#lookNow(row.id);
     }
+  }
+
+  async #lookNow(id: string): Promise<void> {
+    const record = await this.#options.lookUp(id).catch(() => undefined);
+    if (record?.outcome !== undefined) this.settled(record);
   }
 
   #end(first: RequestRow, record: LoggedOutcome): void {

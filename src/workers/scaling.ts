@@ -8,7 +8,7 @@
  * In a fleet every process computes from the same numbers; one of them calls the hooks.
  */
 import { isDeepStrictEqual } from "node:util";
-import type { Alarm, Clock } from "../app/clock.ts";
+import { type Alarm, type Clock, nextBeat } from "../app/clock.ts";
 import type { Config, ModelConfig } from "../app/config/config.ts";
 import { isDns } from "../app/config/worker-addresses.ts";
 import { Autoscaler, loadOf, type Scaling, scalingRules, type Sighting } from "../core/scaling.ts";
@@ -90,7 +90,7 @@ export class ScalingLoop {
 
   #next(): void {
     const { clock } = this.#parts;
-    this.#alarm = clock.at(clock.now() + LOOK_EVERY_MS, () => {
+    this.#alarm = clock.at(nextBeat(clock.now(), LOOK_EVERY_MS), () => {
       for (const model of this.#models.values()) model.look();
       this.#next();
     });

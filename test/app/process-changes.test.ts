@@ -279,6 +279,8 @@ test("whoever sleeps whenever: all end with the same config, and none with what 
       epoch: 0,
       socket: "/run/core",
       log: () => {},
+      backlogTaken: async () => {},
+      removeSocket: async () => {},
       fork: (watcher) => {
         const sleeper = new Sleeper(watcher, clock, prepareMs);
         all.push(sleeper);

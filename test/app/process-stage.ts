@@ -34,6 +34,8 @@ export function stage(count: number, more = "") {
     epoch: 0,
     socket: "/run/core",
     log: (line) => void lines.push(line),
+    backlogTaken: async () => {},
+    removeSocket: async () => {},
     fork: (watcher) => {
       const fake: Fake = { watcher, orders: [], killed: false };
       forked.push(fake);

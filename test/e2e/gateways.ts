@@ -248,11 +248,11 @@ export class Door {
   }
 }
 
-/** The sum of a counter over the rows that fit. */
-export async function counter(part: Part, name: string, labels = ""): Promise<number> {
+/** The sum of a counter over the rows with all of these labels. */
+export async function counter(part: Part, name: string, ...labels: readonly string[]): Promise<number> {
   const { text } = await part.admin("/metrics");
   const rows = [...text.matchAll(new RegExp(`^${name}(?:\\{([^}]*)\\})? (\\S+)$`, "gm"))];
   return rows
-    .filter(([, has = ""]) => has.includes(labels))
+    .filter(([, has = ""]) => labels.every((label) => has.includes(label)))
     .reduce((sum, [, , count]) => sum + Number(count), 0);
 }

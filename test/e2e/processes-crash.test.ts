@@ -3,14 +3,17 @@
  * answered or told to come again, nobody gets another's answer, and nothing is left behind.
  */
 import assert from "node:assert/strict";
+import { existsSync, readdirSync, readFileSync, readlinkSync } from "node:fs";
 import { createServer, type AddressInfo } from "node:net";
 import { once } from "node:events";
+import { dirname } from "node:path";
 import { after, before, describe, test } from "node:test";
 import { setTimeout as pause } from "node:timers/promises";
 import { Load } from "./fleet-load.ts";
 import { Part, patient } from "./fleet.ts";
 import { childrenOf, counter, engineConfig, isGone, KINDS, Several } from "./gateways.ts";
 import { type Answer, assertError, eventually, Folder, runFerry, SOON_MS, writeConfig } from "./harness.ts";
+import { postText, RawClient } from "./raw-client.ts";
 import { Gate, hang, stubModel, StubWorker } from "./stub-worker.ts";
 
 const LATE = 10;
@@ -24,6 +27,25 @@ async function isFree(url: string): Promise<boolean> {
   );
   if (listening) server.close();
   return listening;
+}
+
+/** The folder of the socket between the processes. */
+function socketFolder(core: number): string {
+  const opened = new Set(
+    readdirSync(`/proc/${core}/fd`).map((name) => {
+      try {
+        return readlinkSync(`/proc/${core}/fd/${name}`);
+      } catch {
+        return "";
+      }
+    }),
+  );
+  const rows = readFileSync("/proc/net/unix", "utf8").split("\n");
+  const paths = rows
+    .map((row) => row.trim().split(/\s+/))
+    .filter(([, , , , , , inode, path]) => path !== undefined && opened.has(`socket:[${inode}]`));
+  const [, , , , , , , path] = paths.find(([, , , , , , , each]) => /\/ferry-[^/]+\/core$/.test(each!))!;
+  return dirname(path!);
 }
 
 function slowly(stub: StubWorker): void {
@@ -274,6 +296,31 @@ describe("the end", () => {
     for (const url of [part.url, part.adminUrl]) assert.ok(await isFree(url));
   });
 
+  test("who had connected when SIGTERM came is served, also those that nobody had looked at yet", async () => {
+    await using stub = await StubWorker.listen();
+    const limits = { drainMs: 60_000, lingerMs: 8000 };
+    await using ferry = await Several.start({
+      models: [stubModel([stub])],
+      limits,
+      admission: { mode: "off" },
+    });
+    const { part } = ferry;
+    // While it stands still the kernel takes connections for it, and keeps the signal.
+    part.pause();
+    await using stack = new AsyncDisposableStack();
+    const clients: RawClient[] = [];
+    for (let n = 0; n < 40; n++) clients.push(stack.use(await RawClient.connect(part.url)));
+    clients.forEach((client, at) => client.send(postText(JSON.stringify({ input: `early ${at}` }))));
+    const ended = part.stop();
+    part.resume();
+    for (const [at, answer] of (await Promise.all(clients.map((client) => client.answer()))).entries()) {
+      assert.equal(answer.status, 200, answer.text);
+      assert.ok(answer.text.includes(`"early ${at}"`));
+    }
+    await stack.disposeAsync();
+    assert.deepEqual(await ended, { code: 0, signal: null });
+  });
+
   test("a second signal ends all of them now, and so does kill -9 of the parent: no child is left", async () => {
     for (const way of ["a second signal", "kill -9"]) {
       await using folder = await Folder.make();
@@ -286,6 +333,8 @@ describe("the end", () => {
       const { part } = ferry;
       const children = childrenOf(part.pid);
       const all = [...children, ...children.flatMap(childrenOf)];
+      const folderOfSocket = socketFolder(ferry.core);
+      assert.ok(existsSync(folderOfSocket));
       const held = part.post({ model: "stub", input: "held" }).then(
         ({ status }) => status,
         () => 0,
@@ -300,6 +349,7 @@ describe("the end", () => {
       }
       await eventually(() => all.every(isGone));
       assert.ok([0, 202, 503].includes(await held));
+      assert.ok(!existsSync(folderOfSocket), "the socket is gone");
       for (const url of [part.url, part.adminUrl]) assert.ok(await isFree(url));
     }
   });

@@ -64,7 +64,7 @@ class Sink implements RowSink {
   }
 }
 
-function stage(recent = 4, records = new Map<string, LoggedOutcome>()) {
+function stage(recent = 4, records = new Map<string, LoggedOutcome>(), reportedLate = false) {
   const events = new Events();
   const clock = new VirtualClock(1_000_000);
   const sink = new Sink();
@@ -73,7 +73,7 @@ function stage(recent = 4, records = new Map<string, LoggedOutcome>()) {
     asked.push(id);
     return records.get(id);
   };
-  const log = new RequestLog(events, clock, { recent, lookAfterMs: 10_000, lookUp, sink });
+  const log = new RequestLog(events, clock, { recent, lookAfterMs: 10_000, lookUp, sink, reportedLate });
   const answer = (more?: Partial<AnsweredRequest>): void => events.emit("request.answered", request(more));
   return { events, clock, sink, log, answer, asked };
 }
@@ -191,6 +191,15 @@ describe("a request that was answered 202", () => {
     await clock.run(1_100_000);
     assert.deepEqual(asked, ["missed", "gone"]);
     assert.deepEqual([sink.rows[0]!.outcome, sink.rows[1]!.outcome], ["SUCCESS", ""]);
+  });
+
+  test("an end before a request that another process reports is found at once", async () => {
+    const { log, sink, answer, asked } = stage(4, new Map([["early", ended("early")]]), true);
+    for (const id of ["early", "runs"]) answer({ ...accepted, id });
+    await new Promise(setImmediate);
+    assert.deepEqual([sink.rows[0]!.outcome, sink.rows[1]!.outcome], ["SUCCESS", ""]);
+    log.settled(ended("runs"));
+    assert.deepEqual([sink.rows[1]!.outcome, asked], ["SUCCESS", ["early", "runs"]]);
   });
 
   test("however many such ends there are a second: what the cache answers has ended before it is answered", async () => {

@@ -27,6 +27,22 @@ const MAX_LINE_CHARS = 1_048_576;
 /** How long to wait for the last lines after exit, as a grandchild may hold the pipe open. */
 const LAST_LINES_MS = 1000;
 
+/** How long no connection must have been handed out, and how long that is waited for. */
+const QUIET_MS = 50;
+const BACKLOG_WITHIN_MS = 500;
+
+/** Connections handed to children. */
+let handedOut = 0;
+
+/** Resolves when the connections that had come were handed out: closing the listener would cut them off. */
+export async function backlogTaken(clock: Clock): Promise<void> {
+  const late = clock.now() + BACKLOG_WITHIN_MS;
+  for (let before = -1; before !== handedOut && clock.now() < late;) {
+    before = handedOut;
+    await new Promise<void>((resolve) => void clock.at(clock.now() + QUIET_MS, resolve));
+  }
+}
+
 /** Forks this same program with these command line arguments. */
 export function forker(words: readonly string[], clock: Clock): (watcher: Watcher) => Life {
   cluster.schedulingPolicy = cluster.SCHED_RR;
@@ -81,7 +97,10 @@ function closeWhatItHeld(child: ChildProcess): void {
   const send = child.send.bind(child) as (...words: unknown[]) => boolean;
   let last: { close(): void } | undefined;
   child.send = (...words: unknown[]): boolean => {
-    if (words[1] !== undefined && words[1] !== null) last = words[1] as typeof last;
+    if (words[1] !== undefined && words[1] !== null) {
+      handedOut++;
+      last = words[1] as typeof last;
+    }
     return send(...words);
   };
   child.once("exit", () => last?.close());

@@ -18,6 +18,7 @@
  * and refuse with 503 what is new after a second; what was accepted is on disk with `engine.dataDir`, or in Redis.
  */
 import { randomBytes } from "node:crypto";
+import { rm } from "node:fs/promises";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
 import { jsonLine, type Durability, type ServeTotals } from "../../cli/terminal/banner.ts";
@@ -86,7 +87,11 @@ export interface ProcessesParts {
   readonly epoch: number;
   /** Path of the Unix socket between them. */
   readonly socket: string;
+  /** With its folder. */
+  removeSocket(): Promise<void>;
   fork(watcher: Watcher): Life;
+  /** Resolves when no connection waits to be handed out. */
+  backlogTaken(): Promise<void>;
   log(line: string): void;
 }
 
@@ -249,6 +254,8 @@ export class Processes {
     life?.send({ is: "reloaded", outcome: (await this.onReload?.()) ?? nothing });
   }
 
+  takeWaiting = (): Promise<void> => this.#parts.backlogTaken();
+
   /** Accepts nothing new; resolves when all have exited. The core waits for the gateways. */
   async drain(): Promise<void> {
     this.#stop((life) => life.send({ is: "drain" }));
@@ -258,6 +265,8 @@ export class Processes {
   async stop(): Promise<void> {
     this.#stop((life) => life.kill());
     await this.#over.promise;
+    // A core that was killed could not.
+    await this.#parts.removeSocket();
   }
 
   #stop(end: (life: Life) => void): void {
@@ -375,12 +384,13 @@ export async function startProcesses(
   count: number,
   config: Config,
   role: Role,
-  parts: Omit<ProcessesParts, "socket">,
+  parts: Omit<ProcessesParts, "socket" | "removeSocket">,
 ): Promise<Processes> {
   const chosen = await choosePorts(config);
-  const folder = `ferry-${randomBytes(9).toString("base64url")}`;
-  const socket = join(tmpdir(), folder, "core");
-  const processes = new Processes(count, chosen, role, { ...parts, socket });
+  const folder = join(tmpdir(), `ferry-${randomBytes(9).toString("base64url")}`);
+  const socket = join(folder, "core");
+  const removeSocket = (): Promise<void> => rm(folder, { recursive: true, force: true });
+  const processes = new Processes(count, chosen, role, { ...parts, socket, removeSocket });
   await processes.start();
   return processes;
 }
