@@ -408,6 +408,19 @@ describe("the journal", () => {
     mends();
   });
 
+  holds("a task that is put again while the disk is full is answered with its outcome", async (stage) => {
+    const task = stage.task();
+    await stage.engine.put(task);
+    breaks();
+    assert.equal((await stage.put()).kind, "full");
+    const again = Promise.resolve(stage.engine.put(task));
+    await stage.settle(await stage.claim(), done(task.id));
+    const reply = await again;
+    assert(reply.kind === "done", reply.kind);
+    assert.deepEqual([reply.id, reply.unstored], [task.id, true]);
+    mends();
+  });
+
   holds("an outcome from the cache that could not be written is answered now, not polled", async (stage) => {
     const sharing = { cacheKey: "same", cacheTtlMs: 1000 };
     const task = stage.task();

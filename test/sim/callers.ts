@@ -185,7 +185,9 @@ export class Callers {
     const questions = method === "POST" ? (perUserPerMinute === undefined ? 0 : 1) + (joins ? 1 : 0) : 2;
     const awayMs = ledger.troubleMs(startedAt, "away");
     const hangsMs = ledger.troubleMs(startedAt, "hangs");
-    const heldMs = ledger.linkMs + Math.min(awayMs + hangsMs, (questions + 1) * HOLD_MS);
+    // Each loss of the connection begins anew.
+    const holds = questions + Math.max(1, ledger.losses(startedAt));
+    const heldMs = ledger.linkMs + Math.min(awayMs + hangsMs, holds * HOLD_MS);
     // A full disk lets a put wait, as long as its task may.
     const refused = method === "POST" && !journal && hangsMs === 0 && body.includes("(it is away)");
     if (refused) return heldMs - totalMs;

@@ -126,7 +126,8 @@ export class Ledger {
     if (reply.kind === "queued") this.written(task.id, task.input, task.parameters);
     if (reply.kind === "done" && reply.unstored === true) this.#unstored.add(reply.id);
     // Of one that was sent again the first may be in.
-    if (reply.kind === "full") this.#ended.delete(task.id);
+    // Its first put was withdrawn.
+    if (reply.kind === "full" && !this.accepted.has(task.id)) this.#ended.delete(task.id);
     if (reply.kind === "full" && !this.#again.has(task.id)) {
       this.#refused.add(task.id);
       this.check(!this.#sent.has(task.id), `${this.name(task.id)} was refused, and ran`);
@@ -223,6 +224,11 @@ export class Ledger {
       if (kinds.includes(kind)) sum += Math.max(0, Math.min(to, now) - Math.max(from, since));
     }
     return sum;
+  }
+
+  /** How often it was away since then. */
+  losses(since: number): number {
+    return this.#troubles.filter(({ kind, to }) => kind === "away" && to >= since).length;
   }
 
   /** A core without a journal died, with all that it knew. */

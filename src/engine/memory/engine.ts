@@ -109,7 +109,9 @@ export class MemoryEngine implements Engine {
   }
 
   put(task: Task, sharing: Sharing = {}): PutReply | Promise<PutReply> {
-    if (this.#keeper?.journal.trouble !== undefined) return { kind: "full", message: UNWRITABLE };
+    // One that is in already was sent again by a gateway process without an answer.
+    const unwritable = this.#keeper?.journal.trouble !== undefined;
+    if (unwritable && this.#records.find(task.id) === undefined) return { kind: "full", message: UNWRITABLE };
     const reply = this.#putNow(task, sharing);
     if (this.#keeper === undefined || reply.kind === "full" || reply.kind === "conflict") return reply;
     return this.#whenSafe(reply, this.#keeper);
