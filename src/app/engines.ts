@@ -77,7 +77,8 @@ async function openMemory(
     writable: () => true,
     close: () => engine.close(),
   });
-  if (dataDir === undefined) return opened(new MemoryEngine(limits, clock, events, { seed }));
+  if (dataDir === undefined)
+    return opened(new MemoryEngine(limits, clock, events, { seed, afterTurn: setImmediate }));
   const lost = Promise.withResolvers<void>();
   const { journal, records, torn, running } = await openJournal(
     dataDir,
@@ -99,7 +100,7 @@ async function openMemory(
   }
   const keeper = new RecordKeeper(journal, records, running);
   return {
-    ...opened(new MemoryEngine(limits, clock, events, { keeper, seed })),
+    ...opened(new MemoryEngine(limits, clock, events, { keeper, seed, afterTurn: setImmediate })),
     writable: () => journal.trouble === undefined,
     lost: lost.promise,
   };

@@ -252,7 +252,10 @@ export class Callers {
   }
 
   #gone(id: string): boolean {
-    return this.#ledger.forgotten.has(id) || this.#ledger.anew.has(id) || this.#deleting.has(id);
+    const { forgotten, anew, deleting } = this.#ledger;
+    // Several may delete one task: of a core it is known who has asked.
+    const deleted = this.#plan.topology === "cores" ? deleting : this.#deleting;
+    return forgotten.has(id) || anew.has(id) || deleted.has(id);
   }
 
   #cancel(wish: Wish, id: string): void {
@@ -264,9 +267,7 @@ export class Callers {
       this.#ledger.count(`cancel answered ${answer?.status ?? "nothing"}`);
       if (answer?.status === 200) this.#ended(wish, id, answer.body);
       if (answer?.status === 204) return this.#over();
-      // A core may be asked twice, and know nothing of it the second time.
-      const unsure = answer?.status === 404 && this.#plan.topology === "cores";
-      if (answer !== undefined && answer.status !== 503 && !unsure) this.#deleting.delete(id);
+      if (answer !== undefined && answer.status !== 503) this.#deleting.delete(id);
       this.#poll(wish, id, POLLS);
     });
   }

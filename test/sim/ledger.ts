@@ -48,9 +48,12 @@ export class Ledger {
   readonly #names = new Map<string, string>();
   /** What the engine took in. */
   readonly accepted = new Map<string, Pick<Task, "input" | "parameters">>();
+  readonly #written = new Set<string>();
   readonly #ended = new Map<string, Outcome>();
   readonly #endedAt = new Map<string, number>();
   readonly #refused = new Set<string>();
+  /** Answered while the disk was full. */
+  readonly #unstored = new Set<string>();
   /** To a worker, by the process that did so last. */
   readonly #sent = new Map<string, string>();
   audit: Audit | undefined;
@@ -106,8 +109,14 @@ export class Ledger {
 
   // ── the engine ──────────────────────────────────────────────────────────────────────────────────
 
+  /** How many were accepted. */
+  get tasks(): number {
+    return this.#written.size;
+  }
+
   /** It is in the engine, whether or not anybody was told. */
   written(id: string, input: string, parameters: string): void {
+    this.#written.add(id);
     if (this.#lostAt.delete(id)) this.forgotten.delete(id);
     this.accepted.set(id, { input, parameters });
   }
@@ -115,7 +124,9 @@ export class Ledger {
   put(task: Task, reply: PutReply): void {
     this.count(`put: ${reply.kind}`);
     if (reply.kind === "queued") this.written(task.id, task.input, task.parameters);
+    if (reply.kind === "done" && reply.unstored === true) this.#unstored.add(reply.id);
     // Of one that was sent again the first may be in.
+    if (reply.kind === "full") this.#ended.delete(task.id);
     if (reply.kind === "full" && !this.#again.has(task.id)) {
       this.#refused.add(task.id);
       this.check(!this.#sent.has(task.id), `${this.name(task.id)} was refused, and ran`);
@@ -159,6 +170,8 @@ export class Ledger {
 
   #gaveUpOnCore(id: string, gateway: Host): void {
     const lostAt = this.#lostAt.get(id);
+    // Deleted before a request that had joined it could ask for its end.
+    if (this.deleting.has(id)) return;
     if ((this.forgotten.has(id) && lostAt === undefined) || gateway.pausedMs > 0) return;
     const endedAt = lostAt ?? this.#endedAt.get(id) ?? Infinity;
     const within = this.linkMs + this.troubleMs(endedAt, "away", "hangs");
@@ -169,8 +182,8 @@ export class Ledger {
 
   // ── a core and its gateways ─────────────────────────────────────────────────────────────────────
 
-  /** Whose owners ask for that; the answer may not come. */
-  readonly #deleting = new Set<string>();
+  /** Whose owners have asked for their deletion; the answer may not come. */
+  readonly deleting = new Set<string>();
   readonly #puts = new Set<string>();
   readonly #again = new Set<string>();
   /** When the core, or the way to it, was not well. */
@@ -232,7 +245,7 @@ export class Ledger {
     this.say(gateway.name, `heard of ${this.name(id)}: ${outcome!.ok ? "done" : outcome!.code}`);
     if (outcome?.ok === false && outcome.message.includes("was lost when")) {
       this.count("gateway told that a task was lost");
-      const gone = this.forgotten.has(id) || this.#deleting.has(id) || this.#plan.evictAfterRead;
+      const gone = this.forgotten.has(id) || this.deleting.has(id) || this.#plan.evictAfterRead;
       this.check(gone, `${this.name(id)} is not lost`);
       return;
     }
@@ -245,7 +258,10 @@ export class Ledger {
   /** What a gateway process is told of a put. */
   answeredPut({ id, tenant }: Task, placed: Placed, gateway: Host): void {
     this.#putBy.set(id, gateway.name);
-    if (placed.kind === "full" || placed.kind === "refused" || placed.kind === "conflict") return;
+    if (placed.kind === "full" || placed.kind === "refused" || placed.kind === "conflict") {
+      if (this.accepted.has(id)) this.count("put refused that was in when it was sent again");
+      return;
+    }
     const by = this.#putBy.get(placed.id) ?? gateway.name;
     if (placed.kind === "joined" && by !== gateway.name) this.count("joined a task of another gateway");
     const passed = this.#passed.get(tenant) ?? new Set();
@@ -328,8 +344,9 @@ export class Ledger {
       return replies;
     };
     verbs.cancel = async (id, tenant, abandoned = false) => {
-      if (!abandoned) this.#deleting.add(id);
+      if (!abandoned) this.deleting.add(id);
       const reply = await cancel(id, tenant, abandoned);
+      if (reply === "kept") this.deleting.delete(id);
       this.cancelled(id, reply, abandoned);
       return reply;
     };
@@ -339,9 +356,9 @@ export class Ledger {
   /** The one process or the core crashed; what was decided and is not on disk will be decided anew. */
   crashed(disk: Pick<Disk, "has" | "undecided">): void {
     for (const id of this.#ended.keys()) {
-      // Its gateway was told nothing, and sends it again.
-      const unheard = this.#plan.topology === "cores" && !this.#putBy.has(id) && !disk.has(id);
-      if (unheard) {
+      // Its caller has the outcome and no promise; or its gateway was told nothing, and sends it again.
+      const unheard = this.#plan.topology === "cores" && !this.#putBy.has(id);
+      if ((this.#unstored.has(id) || unheard) && !disk.has(id)) {
         this.#checkEnd(id);
         this.accepted.delete(id);
       } else if (!disk.undecided(id)) continue;

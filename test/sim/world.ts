@@ -306,6 +306,6 @@ export async function play(seed: number, trace?: string[]): Promise<Run> {
   await world.run().catch(failed);
   restore();
   process.off("unhandledRejection", failed);
-  const { counts, accepted, failure } = world.ledger;
-  return { seed, tasks: accepted.size, counts, failure };
+  const { counts, tasks, failure } = world.ledger;
+  return { seed, tasks, counts, failure };
 }

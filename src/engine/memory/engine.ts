@@ -59,6 +59,8 @@ export interface MemoryEngineOptions {
   readonly keepsOutcomes?: boolean;
   /** Unpredictable integer, for hash tables whose keys clients choose. */
   readonly seed?: number;
+  /** Runs a function once all ready sockets are read: tasks that arrive until then are announced together. */
+  readonly afterTurn?: (run: () => void) => void;
 }
 
 export class MemoryEngine implements Engine {
@@ -86,7 +88,7 @@ export class MemoryEngine implements Engine {
     limits: () => EngineLimits,
     clock: Clock,
     events: Events,
-    { keeper, keepsOutcomes = true, seed = 0 }: MemoryEngineOptions = {},
+    { keeper, keepsOutcomes = true, seed = 0, afterTurn }: MemoryEngineOptions = {},
   ) {
     this.#limits = limits;
     this.#keepsOutcomes = keepsOutcomes;
@@ -94,7 +96,8 @@ export class MemoryEngine implements Engine {
     this.#events = events;
     this.#keeper = keeper;
     const copied = keeper !== undefined || !keepsOutcomes;
-    this.#places = new Places(limits, seed, copied, this.#listeners, (at) => this.#fallsDue(at));
+    const fallsDue = (at: number): void => this.#fallsDue(at);
+    this.#places = new Places(limits, seed, copied, this.#listeners, fallsDue, afterTurn);
     this.#records = new Records(limits, clock, keeper, seed);
     this.deadLetters = new DeadLetters(limits, events, {
       replay: (task) => this.#replay(task),

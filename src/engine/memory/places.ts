@@ -32,7 +32,8 @@ export class Places {
   waiting = 0; // queued, or waiting for a retry
   waitingBytes = 0;
   running = 0;
-  #untold: Map<Group, Arrivals> | undefined; // arrivals of one `together`, by queue; undefined outside of it
+  readonly #afterTurn: ((run: () => void) => void) | undefined;
+  #untold: Map<Group, Arrivals> | undefined; // arrivals of one `together` or turn, by queue
 
   constructor(
     limits: () => EngineLimits,
@@ -40,7 +41,9 @@ export class Places {
     journaled: boolean,
     listeners: ReadonlySet<EngineListener>,
     fallsDue: (at: number) => void,
+    afterTurn?: (run: () => void) => void,
   ) {
+    this.#afterTurn = afterTurn;
     this.#limits = limits;
     this.#seed = seed;
     this.#journaled = journaled;
@@ -117,28 +120,37 @@ export class Places {
     this.#wait(record);
     const depth = this.#of(model)!.push(record, place);
     this.#setAlarm(record, record.expiresAt);
-    if (this.#untold !== undefined) this.#tellLater(record, depth);
+    // One that returns is told at once: the dispatcher waits for it.
+    const later = this.#afterTurn === undefined ? this.#untold !== undefined : since !== undefined;
+    if (later) this.#tellLater(record, depth);
     else for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, 1);
   }
 
   /** Arrivals during `puts` are reported when it is over. */
   together<Puts>(puts: () => Puts): Puts {
-    if (this.#untold !== undefined) return puts();
-    const untold = (this.#untold = new Map<Group, Arrivals>());
+    if (this.#untold !== undefined || this.#afterTurn !== undefined) return puts();
+    this.#untold = new Map();
     try {
       return puts();
     } finally {
-      this.#untold = undefined;
-      for (const { model, parameters, depth, count } of untold.values()) {
-        for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, count);
-      }
+      this.#tellAll();
+    }
+  }
+
+  #tellAll(): void {
+    const untold = this.#untold!;
+    this.#untold = undefined;
+    for (const { model, parameters, depth, count } of untold.values()) {
+      for (const listener of this.#listeners) listener.queued?.(model, parameters, depth, count);
     }
   }
 
   #tellLater({ group, task }: TaskRecord, depth: number): void {
     const { model, parameters } = task;
-    const count = (this.#untold!.get(group!)?.count ?? 0) + 1;
-    this.#untold!.set(group!, { model, parameters, depth, count });
+    if (this.#untold === undefined) this.#afterTurn!(() => this.#tellAll());
+    const untold = (this.#untold ??= new Map());
+    const count = (untold.get(group!)?.count ?? 0) + 1;
+    untold.set(group!, { model, parameters, depth, count });
   }
 
   /** Hidden until `at`, when `reap` requeues it. */
