@@ -56,8 +56,9 @@ export function isGone(pid: number): boolean {
 
 /** The process among these that has the server end of a client's connection. */
 function holderOf(socket: Socket, pids: readonly number[]): number | undefined {
+  if (socket.remotePort === undefined || socket.localPort === undefined) return undefined;
   const port = (number: number): string => number.toString(16).toUpperCase().padStart(4, "0");
-  const ends = `:${port(socket.remotePort!)} \\w+:${port(socket.localPort!)} `;
+  const ends = `:${port(socket.remotePort)} \\w+:${port(socket.localPort)} `;
   const row = new RegExp(`^.*${ends}.*$`, "m").exec(readFileSync("/proc/net/tcp", "utf8"));
   const inode = row?.[0].trim().split(/\s+/)[9];
   const holds = (pid: number): boolean => {
@@ -144,6 +145,7 @@ export class Several implements AsyncDisposable {
         if (this.#open.has(line)) return line;
         continue;
       }
+      assert.ok(!isGone(pid), "this gateway process has ended");
       // One at a time, so that they are handed out in turn.
       this.#opening = this.#opening.then(() => this.#connect());
       await this.#opening;
@@ -159,17 +161,18 @@ export class Several implements AsyncDisposable {
   async #connect(): Promise<void> {
     const { hostname, port } = new URL(this.part.url);
     const socket = connect(Number(port), hostname);
+    socket.on("error", () => {});
     await once(socket, "connect");
     let holder: number | undefined;
-    // In a moment it passes from the parent to a gateway.
-    await eventually(() => (holder = holderOf(socket, this.gateways)) !== undefined);
+    // In a moment it passes from the parent to a gateway, which may die meanwhile.
+    await eventually(() => socket.destroyed || (holder = holderOf(socket, this.gateways)) !== undefined);
+    if (socket.destroyed) return;
     const line = new Agent({ keepAlive: true, maxSockets: 1 });
     line.createConnection = () => {
       if (socket.destroyed) throw new Error("the connection was closed by the other end");
       return socket;
     };
     this.#open.add(line);
-    socket.on("error", () => {});
     socket.on("close", () => this.#open.delete(line));
     this.give(holder!, line);
   }
