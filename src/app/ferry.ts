@@ -300,10 +300,11 @@ export class Ferry {
   async drain(): Promise<void> {
     const { lingerMs, drainMs } = this.#config.limits;
     this.#draining = true;
+    this.#core?.leaving();
     if (lingerMs > 0) await this.#publicApi?.linger(Math.min(lingerMs, drainMs / 2));
     this.#publicApi?.refuse();
     await this.#publicApi?.drain();
-    await this.#gateways?.whenNone();
+    await this.#gateways?.left();
     this.#membership?.drain();
     await Promise.all([this.#pool.drain(), this.#opened?.shared?.engine.drain()]);
   }

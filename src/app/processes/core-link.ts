@@ -48,6 +48,9 @@ export interface CoreStatus {
 const EVENTS = "e";
 const CREDENTIAL = "c";
 const SAMPLE = "p";
+const LEAVING = "l";
+/** A core that is stopped drains alone if no gateway says within this time that it is leaving, too. */
+const LEAVE_WITHIN_MS = 3000;
 /** How often the core looks whether its status changed; changes of workers are sent at once. */
 const STATUS_MS = 200;
 
@@ -111,6 +114,11 @@ export class CoreLink {
     this.engine.tell(CREDENTIAL + JSON.stringify([model, header]));
   }
 
+  /** This gateway drains, and disconnects when its callers are answered. */
+  leaving(): void {
+    this.engine.tell(LEAVING);
+  }
+
   async close(): Promise<void> {
     this.#sampler.stop();
     this.#relay.close();
@@ -132,6 +140,8 @@ export class Gateways {
   readonly #unhear: (() => void)[];
   #alarm: Alarm | undefined;
   #folder = "";
+  /** A gateway is leaving. */
+  #leaving = false;
 
   constructor(parts: GatewaysParts) {
     this.#parts = parts;
@@ -152,9 +162,17 @@ export class Gateways {
     await this.#server.listen(socket);
   }
 
-  /** Resolves when no gateway is connected. */
-  whenNone(): Promise<void> {
-    return this.#server.whenEmpty();
+  /**
+   * Resolves when all gateways have left, as they do when Ferry stops; if none is leaving, after a moment: then the core
+   * is stopped alone, and its successor serves them.
+   */
+  async left(): Promise<void> {
+    const { clock } = this.#parts;
+    const late = Promise.withResolvers<void>();
+    const alarm = clock.at(clock.now() + LEAVE_WITHIN_MS, late.resolve);
+    await Promise.race([this.#server.whenEmpty(), late.promise]);
+    alarm.cancel();
+    if (this.#leaving) await this.#server.whenEmpty();
   }
 
   async close(): Promise<void> {
@@ -173,6 +191,7 @@ export class Gateways {
   #told(note: string): void {
     const text = note.slice(1);
     if (note.startsWith(EVENTS)) return replayEvents(text, this.#parts.events);
+    if (note === LEAVING) return void (this.#leaving = true);
     if (note.startsWith(SAMPLE)) return this.#parts.processes.put(JSON.parse(text) as ProcessSample);
     const [model, header] = JSON.parse(text) as [string, string];
     this.#parts.keep(model, header);
