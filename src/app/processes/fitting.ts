@@ -2,15 +2,15 @@
  * How many processes fit: the machine (`--processes auto`), a rate (`ferry plan`).
  *
  * CPU in µs of a request of 2 KB, answered, on the memory engine without TLS. For planning, so the upper end of a range;
- * `node bench/scaleout.ts --cores 16 --only CASE` measures it. A larger body costs more, most of it in the gateway.
+ * `node bench/scaleout.ts --only CASE` measures it. A larger body costs more, most of it in the gateway.
  */
 export const CPU_US = {
-  /** One process that does it all; case `memory`. */
+  /** One process that does it all; scenario `10k` of bench/run.ts. */
   single: 70,
-  /** A gateway process; cases `cores-*`. */
-  gateway: 60,
-  /** The core process; cases `cores-*`. */
-  core: 15,
+  /** A gateway process; case `cores-50k`. */
+  gateway: 77,
+  /** The core process; case `cores-50k`. A closed loop, where nothing waits for long, costs half of it. */
+  core: 25,
 } as const;
 
 /** Share of a core that is planned with: the rest is for bursts, and for the gateways left while one restarts. */
