@@ -96,7 +96,14 @@ describe("a journal that cannot be written", () => {
     await using next = await Ferry.start({ engine, models: [model] }, folder);
     assert.equal((await next.result(later)).status, "SUCCESS");
     assert.equal((await next.health()).queue_depth, 0);
-    assert.equal(stub.inputs.length, ran, "nothing that was refused was found on the disk");
+    // What was accepted may run again: its outcome may not have been on the disk yet.
+    const again = stub.inputs.slice(ran);
+    const refused = answers.flatMap(({ status }, i) => (status === 200 ? [] : [`refused ${i}`]));
+    assert.deepEqual(
+      again.filter((input) => refused.includes(input as string)),
+      [],
+      "nothing that was refused was found on the disk",
+    );
   });
 
   test("its folder deleted: it ends with exit code 1 and says why, so that it is started again", async () => {
