@@ -21,6 +21,8 @@ const config = {
   tiers: { gold: {}, tin: {} },
   auth: { mode: "required", keysFile: "./keys.json" },
   limits: { perUserPerMinute: 1_000_000 },
+  // On a busy machine batches of 1 ms are overdue, and the workers would seem too few.
+  admission: { mode: "off" },
 };
 
 async function createKey(folder: Folder, tier: string): Promise<Record<string, string>> {
@@ -115,7 +117,8 @@ describe("a process that is full", () => {
     await crowd.stop();
     const ok = crowd.answers.filter(({ answer }) => answer.status === 200);
     const { refused } = crowd;
-    assert.equal(ok.length + refused.length, crowd.answers.length, "every answer is 200 or 503");
+    const statuses = new Set(crowd.answers.map(({ answer }) => answer.status));
+    assert.deepEqual(statuses, new Set([200, 503]), [...statuses].join());
     const [okMs, refusedMs] = [ok, refused].map((some) => median(some.map(({ ms }) => ms)));
     assert.ok(refusedMs! < okMs! / 2, `a refusal takes ${refusedMs} ms, an answer ${okMs} ms`);
     for (const { answer } of refused.slice(-100)) {
