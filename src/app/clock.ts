@@ -47,7 +47,7 @@ function machineMs(): number {
 
 /**
  * One Node timer for all alarms, armed for the first. Most alarms are cancelled, and most of those were never the first:
- * such a one costs two steps in a heap, where a timer of its own cost Node a list and a place in its queue.
+ * such a one costs two steps in a heap, where a separate timer cost Node a list and a place in its queue.
  */
 export class SystemClock implements Clock {
   readonly #origin: number;

@@ -50,7 +50,7 @@ export async function serveChild(
     else void Promise.resolve(ferry!.tally()).then((tally) => parent.tell({ is: "tally", tally }));
   });
   const { config, role, part, epoch } = await begin.promise;
-  // A core that is killed leaves its socket, and here nobody else is left to remove it.
+  // A core that is killed leaves its socket, and no other process would remove it.
   signals.onKilled = () => removeSocket(part.socket);
   const clock = parts.clockOf(epoch);
   const changes = new ChildChanges(parent, clock);

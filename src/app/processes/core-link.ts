@@ -40,7 +40,7 @@ export interface CoreStatus {
   readonly writable: boolean;
   /** Models with a healthy worker. */
   readonly healthy: readonly string[];
-  /** By model; only of those that gateways call directly. */
+  /** By model; only of models that gateways call directly. */
   readonly workers: Readonly<Record<string, readonly KnownWorker[]>>;
 }
 

@@ -4,8 +4,7 @@
  * While the core is away: what it has not answered is held for HOLD_MS after the connection was lost and sent again on
  * the next one (a task that is put twice is queued once), then refused; later requests are refused at once. What it has
  * accepted stays awaited: the next connection begins with the ids of all awaited tasks, and the core sends the outcomes
- * of those that have ended and names those that it does not know. These are reported as failed, so that their callers
- * send them again. A core that hangs leaves requests unanswered: they are refused after ANSWER_WITHIN_MS, a put at
+ * of ended tasks and names unknown ones. Unknown tasks are reported as failed, so that their callers send them again. A core that hangs leaves requests unanswered: they are refused after ANSWER_WITHIN_MS, a put at
  * its task's deadline if that is sooner; from then on requests are refused at once, until it is heard again.
  */
 import { randomInt } from "node:crypto";
@@ -563,7 +562,7 @@ class NumberedRequests {
     }
   }
 
-  /** Removes those that match. */
+  /** Removes matching requests. */
   take(matches: (request: Unanswered) => boolean, call: (request: Unanswered) => void): void {
     const taken: Unanswered[] = [];
     this.each((number, request) => {

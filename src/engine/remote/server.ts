@@ -1,9 +1,9 @@
 /**
  * The core process's end: one session per gateway process around the engine. Outcomes go to the sessions that wait for
- * them: those that put, joined or follow the task.
+ * them, having put, joined or followed the task.
  *
  * A gateway that leaves, or dies, abandons nothing: the core cannot know which of its tasks were answered with 202, the
- * gateway may be reconnecting, and at most what it had in flight runs for nobody. Outcomes are kept as ever.
+ * gateway may be reconnecting, and at most what it had in flight runs without a caller. Outcomes are kept as ever.
  */
 import { randomInt } from "node:crypto";
 import { chmod, mkdir, rm } from "node:fs/promises";
@@ -52,7 +52,7 @@ export class RemoteServer {
   readonly #parts: RemoteServerParts;
   readonly #waits = new Table<Wait>(randomInt(2 ** 32));
   readonly #connections = new Set<Session>();
-  readonly #sessions = new Set<Session>(); // those that said hello
+  readonly #sessions = new Set<Session>(); // after their hello
   readonly #unwatch: () => void;
   readonly #listening: Server;
   #numbers = 0;
