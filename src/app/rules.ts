@@ -9,6 +9,7 @@ import { hasAddresses } from "./config/worker-addresses.ts";
 
 export function rulesOf(model: ModelConfig): ModelRules {
   const { name, policy, pipeline, maxBatchSize, maxWaitMs, maxBatchTokens, maxBatchBytes } = model;
+  const [lengths = "auto"] = model.lengths;
   const { timeouts } = model;
   const retry = { ...model.retry, budget: RETRY_BUDGET };
   const health = { ...model.health, maxEjectMs: LONGEST_EJECTION * model.health.ejectMs };
@@ -17,7 +18,8 @@ export function rulesOf(model: ModelConfig): ModelRules {
   const { workerMs } = timeouts;
   // Runs in a thread: a native crash of the user's function crashes Ferry.
   const inProcess = model.backend.kind === "module";
-  return { name, limits, pipeline, ...budgets, workerMs, inProcess, retry, health };
+  const shape = { lengths: typeof lengths === "number" ? (model.lengths as number[]) : lengths };
+  return { name, limits, pipeline, ...shape, ...budgets, workerMs, inProcess, retry, health };
 }
 
 export function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

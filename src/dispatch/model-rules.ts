@@ -16,6 +16,8 @@ export interface ModelRules {
   /** Bound on the weight of a batch of more than one task (`core/weight.ts`). Default: none. */
   readonly maxBatchTokens?: number | undefined;
   readonly maxBatchBytes?: number | undefined;
+  /** Whether batches hold inputs of similar length; a list: the lengths that the model pads to. Default: `off`. */
+  readonly lengths?: "auto" | "off" | readonly number[];
   readonly workerMs: number;
   /** The workers run in this process and can crash it. Default: false. */
   readonly inProcess?: boolean;

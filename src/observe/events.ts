@@ -3,6 +3,7 @@
  * synchronously, so listeners must be quick and must not throw. Without listeners an event costs one property read; on
  * hot paths build its fields only behind `heard(name)`.
  */
+import type { BatchShape } from "../core/cost.ts";
 import type { ErrorCode } from "../core/errors.ts";
 import type { BatchNote, DispatchReason, Task } from "../core/task.ts";
 import type { RequestTrace } from "../core/trace.ts";
@@ -123,6 +124,13 @@ export interface EventFields {
     reason: DispatchReason;
     calls: number;
     busyMs: number;
+    /** Only of measured batches. */
+    shape?: BatchShape | undefined;
+    /**
+     * Expected time of a batch of as many rows in order of arrival, minus the expected time of this one; may be
+     * negative. Only of measured batches of a padded model.
+     */
+    savedMs?: number | undefined;
   };
   /** Overdue: its tasks went to the front of the queue; the first answer wins. */
   "batch.overdue": { model: string; batchId: string; worker: string; afterMs: number };

@@ -173,6 +173,7 @@ const ENDPOINTS: Readonly<Record<string, readonly [fits: RegExp, example: string
 function checkModel(draft: DraftConfig, model: DraftModel, index: number, findings: Findings): void {
   const path = `models[${index}]`;
   checkTimes(model, path, findings);
+  checkLengths(model, path, findings);
   checkSizes(draft, model, path, findings);
   checkScaling(draft, model, `${path}.scaling`, findings);
   checkTraffic(draft, model, path, findings);
@@ -233,6 +234,18 @@ function checkSizes({ limits }: DraftConfig, model: DraftModel, path: string, fi
       `${name} ${model[name]} < maxBatchSize ${maxBatchSize}, and each task counts as 1 or more: ` +
         `no batch can ever hold ${maxBatchSize}; raise ${name}, or lower maxBatchSize`,
     );
+  }
+}
+
+function checkLengths({ lengths = [] }: DraftModel, path: string, findings: Findings): void {
+  const classes = lengths.filter((each) => typeof each === "number");
+  if (lengths.length > 1 && classes.length < lengths.length) {
+    findings.problem(
+      `${path}.lengths`,
+      "auto and off stand alone; write lengths: auto, or a list of lengths",
+    );
+  } else if (classes.some((each, at) => at > 0 && each <= classes[at - 1]!)) {
+    findings.problem(`${path}.lengths`, `${classes.join(", ")} are not in ascending order`);
   }
 }
 

@@ -20,6 +20,7 @@ import {
   group,
   grpcUrl,
   integer,
+  lengthClass,
   list,
   ms,
   named,
@@ -263,6 +264,11 @@ const model = group("One model: its backend, its batches, its limits.", {
     ),
   ),
   maxWaitMs: ms([50, 0, minute], "The longest an input waits for others while a worker is free."),
+  lengths: list(
+    "Batches of inputs of similar length: `auto` where the model is seen to pad (default), `off`, or the lengths that it pads to (docs/tuning.md).",
+    lengthClass("One length, ascending."),
+    { min: 0, max: 64, single: true },
+  ),
   policy: choice(
     ["adaptive", "latency", "eco", "fixed"],
     "When a batch leaves: for latency and fill, for latency, for full batches, or by size and time only.",

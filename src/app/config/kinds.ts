@@ -246,6 +246,25 @@ export function choice<const T extends readonly (string | number)[]>(
   });
 }
 
+/** `auto`, `off`, or one length, in tokens. */
+export function lengthClass(doc: string): Leaf<"auto" | "off" | number> {
+  const [bounds, most] = ["auto | off | 1 to 1,000,000,000", 1_000_000_000];
+  return leaf<"auto" | "off" | number>({
+    kind: "lengths",
+    doc,
+    bounds,
+    fallback: "auto",
+    read({ value, expanded }) {
+      if (value === "auto" || value === "off") return { value };
+      const given = expanded ? Number(value) : value;
+      if (typeof given === "number" && Number.isInteger(given) && given >= 1 && given <= most) {
+        return { value: given };
+      }
+      return { wrong: "is neither auto, off nor a list of lengths in tokens such as [16, 64, 256]" };
+    },
+  });
+}
+
 interface TextRules {
   /** Minimum length; default 1. */
   readonly min?: number;
