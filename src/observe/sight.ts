@@ -35,6 +35,8 @@ export interface ModelSight {
   readonly desiredWorkers: number;
   /** Learned time per batch size; undefined where this process runs no batches. */
   readonly curve?: CurveReading | undefined;
+  /** Computed over useful cells of this process's measured batches, fading over a minute; undefined without any. */
+  readonly paddingRatio?: number | undefined;
 }
 
 export interface WorkerSight {

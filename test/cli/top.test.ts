@@ -33,9 +33,9 @@ const workers = [
 
 /** F, then a gap, then I that still runs. */
 const batches: BatchRow[] = [
-  ["b1", "gpu-1", NOW - 1000, NOW - 600, 64, 0, 5, 1, 1, "64/0/0"],
-  ["b2", "gpu-1", NOW - 500, 0, 40, 2, 5, 0, 1, "40/0/0"],
-  ["b3", "gpu-2", NOW - 300, NOW - 290, 9, 3, 5, 1, 1, "9/0/0"],
+  ["b1", "gpu-1", NOW - 1000, NOW - 600, 64, 0, 5, 1, 1, "64/0/0", "", ""],
+  ["b2", "gpu-1", NOW - 500, 0, 40, 2, 5, 0, 1, "40/0/0", "", ""],
+  ["b3", "gpu-2", NOW - 300, NOW - 290, 9, 3, 5, 1, 1, "9/0/0", "", ""],
 ];
 
 const model = {
@@ -187,7 +187,7 @@ F full  W wait  I idle  D deadline  · free
     const made = view();
     const later = (ms: number, rows: BatchRow[]): boolean =>
       made.take(event("frame", { ...frame, now: NOW + ms, models: [{ ...model, batches: rows }, model] }));
-    assert.ok(later(100, [["b2", "gpu-1", NOW - 500, NOW, 40, 2, 5, 1, 1, ""]]));
+    assert.ok(later(100, [["b2", "gpu-1", NOW - 500, NOW, 40, 2, 5, 1, 1, "", "", ""]]));
     assert.match(picture(made, 100), /FFFFFFFF··IIIIIIIIII··\]/);
     assert.ok(later(60_000, []));
     assert.deepEqual(made.batchesOf("gpu-1"), []);

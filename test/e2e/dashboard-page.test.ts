@@ -97,6 +97,86 @@ describe("the learned curve", () => {
   });
 });
 
+describe("padding", () => {
+  for (const options of [
+    { viewport: { width: 1440, height: 900 }, colorScheme: "light" },
+    { viewport: { width: 390, height: 800 }, colorScheme: "dark" },
+  ] as const) {
+    test(`is drawn beside order of arrival, with what grouping saved, ${options.viewport.width} px`, async () => {
+      await using look = await open("healthy", options);
+      const { page, troubles } = look;
+      await page.locator("#padding canvas").waitFor();
+      assert.match(
+        await page.locator("#padding-read").innerText(),
+        /^last 10 s: ━ 1\.\d+× ┅ 6(\.\d+)?× in order of arrival$/,
+      );
+      assert.match(await page.locator("#padding-split").innerText(), /useful cells 7\d %\s+padding 2\d %/);
+      assert.match(
+        await page.locator("#padding-saved").innerText(),
+        /^Grouping by length saved 3\d m of GPU time, 66 % of what order of arrival would have taken\.$/,
+      );
+      await page.keyboard.press("v");
+      await page.locator("#padding-twin table tbody tr").nth(11).waitFor();
+      const wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+      assert.equal(await page.evaluate(wide), true, "nothing is wider than the screen");
+      assert.deepEqual(troubles, []);
+    });
+  }
+
+  test("is not there where nothing was measured, and says so where grouping cost more", async () => {
+    await using look = await open("empty");
+    const { page, fake, troubles } = look;
+    assert.equal(await page.locator("#padding-panel").isVisible(), false);
+    const columns = (more: object): void => {
+      fake.alter = (frame) => ({
+        ...frame,
+        models: frame.models.map(({ slots, ...model }) => {
+          const altered = Object.entries(more).map(([name, value]) => [
+            name,
+            Array(slots.length).fill(value),
+          ]);
+          return {
+            ...model,
+            slots: { ...slots, columns: { ...slots.columns, ...Object.fromEntries(altered) } },
+          };
+        }),
+      });
+    };
+    columns({ usefulCells: 10, paddedCells: 20, inOrderCells: 15 });
+    await page.locator("#padding-panel").waitFor();
+    assert.equal(await page.locator("#padding-saved").innerText(), "");
+    columns({ usefulCells: 10, paddedCells: 20, inOrderCells: 15, groupedMs: 100, savedMs: -20 });
+    await page.getByText(/^Grouping by length cost \d+ ms of GPU time in 5 min\.$/).waitFor();
+    assert.deepEqual(troubles, []);
+  });
+
+  test("a batch says why it was made of these, when pointed at and when chosen", async () => {
+    await using look = await open("overload");
+    const { page, troubles } = look;
+    const why = /^48 of 64: similar length; 9 longer ones wait for the next worker, at most 12 ms\.$/;
+    const box = (await page.locator("#lane-canvas").boundingBox())!;
+    // A third of the batches was in order of arrival anyway.
+    let chosen = "";
+    for (let x = 20; x < box.width && !why.test(chosen); x += 20) {
+      await page.mouse.move(box.x + x, box.y + 10);
+      chosen = (await page.locator("#lane-canvas").getAttribute("title")) ?? "";
+    }
+    assert.match(chosen, why);
+    await page.keyboard.press("l");
+    await page.keyboard.press("ArrowRight");
+    for (let step = 0; step < 10; step++) {
+      if (why.test(await page.locator("#batch strong").innerText())) break;
+      await page.keyboard.press("ArrowLeft");
+    }
+    assert.match(await page.locator("#batch strong").innerText(), why);
+    assert.match(
+      await page.locator("#batch dl").innerText(),
+      /Lengths\s+up to (16|96) tokens, \S+ on average, 1\.2\d*× padding; in order of arrival up to (412|480)/,
+    );
+    assert.deepEqual(troubles, []);
+  });
+});
+
 describe("keys", () => {
   test("space pauses what is shown and goes on; the stream is still heard", async () => {
     await using look = await open("healthy");

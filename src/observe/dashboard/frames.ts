@@ -44,6 +44,14 @@ export const COLUMNS = [
   "filledMs",
   "emptyMs",
   "idleMs",
+  /** Cells of measured batches as a padded model computes them (rows × longest), as order of arrival would have, and
+   * those that hold input. */
+  "paddedCells",
+  "inOrderCells",
+  "usefulCells",
+  /** Worker time of measured batches of a padded model, and what grouping saved there; may be negative. */
+  "groupedMs",
+  "savedMs",
   "oldestWaitMs",
   "load",
   "cached",
@@ -87,6 +95,10 @@ export type BatchRow = readonly [
   attempt: number,
   /** Tasks by tier, as "3/0/12"; "" when unknown (the batch ran in another process). */
   tiers: string,
+  /** Longest input, sum, and longest in order of arrival, in tokens: "96/4100/412"; "" while running or unmeasured. */
+  lengths: string,
+  /** Why it left and was made of these, in one sentence; "" where the frame has no room for it. */
+  why: string,
 ];
 
 export interface WorkerRow {
