@@ -56,30 +56,30 @@ export class LengthGrouping {
     return Math.min(QUEUE_SHARE * queueMs, Math.max(maxWaitMs, WINDOW * fullMs));
   }
 
-  /** How to choose a batch of at most `max` from `depth` tasks; undefined: in order of service. */
-  composition(depth: number, max: number): Composition | undefined {
+  /** How to choose from `depth` tasks for a worker that takes `most`; undefined: in order of service. */
+  composition(depth: number, most: number): Composition | undefined {
     const { active } = this;
-    if (!active && !this.#explores(depth, max)) return undefined;
+    if (!active && !this.#explores(depth, most)) return undefined;
     return {
-      window: Math.min(MAX_WINDOW, WINDOW * max),
+      window: Math.min(MAX_WINDOW, WINDOW * most),
       overtakeMs: this.#overtakeMs,
       lengthOf: this.#lengthOf,
-      choose: active ? (lengths, most) => this.#choose(lengths, most) : ([lead]) => similarTo(lead!),
+      choose: active ? (lengths) => this.#choose(lengths, most) : ([lead]) => similarTo(lead!),
     };
   }
 
-  #explores(depth: number, max: number): boolean {
+  #explores(depth: number, most: number): boolean {
     const { lengths = "off" } = this.#rules();
-    if (lengths === "off" || depth < max || max < 2 || !this.#cost.undecided) return false;
+    if (lengths === "off" || depth < most || most < 2 || !this.#cost.undecided) return false;
     return ++this.#explored % EXPLORE_EVERY === 0;
   }
 
-  #choose(lengths: readonly number[], max: number): LengthRange {
+  #choose(lengths: readonly number[], most: number): LengthRange {
     const { lengths: classes } = this.#rules();
-    if (typeof classes !== "object") return compose(lengths, max, this.#cost);
+    if (typeof classes !== "object") return compose(lengths, most, this.#cost);
     const padded = lengths.map((length) => paddedTo(classes, length));
-    const { least, most } = compose(padded, max, this.#cost);
-    return { least: (classes.findLast((each) => each < least) ?? 0) + 1, most };
+    const range = compose(padded, most, this.#cost);
+    return { least: (classes.findLast((each) => each < range.least) ?? 0) + 1, most: range.most };
   }
 
   /** `composed`: how the batch was chosen, if not in order of service. */

@@ -102,8 +102,8 @@ export interface Composition {
    */
   readonly overtakeMs: number;
   readonly lengthOf: (input: Json) => number;
-  /** The lengths that share a batch of at most `max` with the first of `lengths`. */
-  readonly choose: (lengths: readonly number[], max: number) => LengthRange;
+  /** The lengths that share a batch with the first of `lengths`. */
+  readonly choose: (lengths: readonly number[]) => LengthRange;
 }
 
 /** What a composed batch left behind, of the tasks examined. */

@@ -565,7 +565,7 @@ export class ModelQueues {
     const first = seats.findIndex((count) => count > 0);
     let lead: { readonly record: TaskRecord; readonly tier: number } | undefined;
     const windows: TaskRecord[][] = [];
-    const lengths: number[] = [0];
+    const lengths: number[] = [];
     for (const [tier, queue] of tiers.entries()) {
       const head = queue.next;
       const records = (windows[tier] = head === undefined ? [] : queue.ahead(window));
@@ -582,8 +582,9 @@ export class ModelQueues {
         lengths.push(record.length);
       }
     }
-    lengths[0] = lead!.record.length;
-    const range = choose(lengths, max);
+    const leads = lengths.indexOf(lead!.record.length);
+    [lengths[0], lengths[leads]] = [lengths[leads]!, lengths[0]!];
+    const range = choose(lengths);
     const fits = ({ length, maxBatchSize }: TaskRecord): boolean =>
       length >= range.least && length <= range.most && maxBatchSize === ANY_BATCH;
     // The leader goes first: it has its seat also where the better tiers could fill the batch.
