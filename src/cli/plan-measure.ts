@@ -20,7 +20,7 @@ import {
   type Measured,
   measureBatches,
   NotMeasured,
-  type Probe,
+  type ProbeBatch,
 } from "./plan/measure.ts";
 import { Events } from "../observe/events.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
@@ -82,7 +82,7 @@ async function time(
   call: Call,
   console: Console,
   { model }: Settings,
-  probes: readonly Probe[],
+  probes: readonly ProbeBatch[],
 ): Promise<Measured[]> {
   const clock = new SystemClock();
   const rounds = readCount(call, "rounds", 1000) ?? ROUNDS;

@@ -11,13 +11,13 @@ import { median } from "../../core/median.ts";
 import type { ShapeTiming } from "./fit.ts";
 
 /** A batch to time. */
-export interface Probe extends Omit<ShapeTiming, "ms"> {
+export interface ProbeBatch extends Omit<ShapeTiming, "ms"> {
   readonly inputs: readonly Json[];
 }
 
 export interface MeasureOptions {
   /** Smallest first. */
-  readonly probes: readonly Probe[];
+  readonly probes: readonly ProbeBatch[];
   readonly rounds: number;
   readonly timeoutMs: number;
   tell(size: number, sent: number, all: number): void;
@@ -41,7 +41,7 @@ export function sizesUpTo(max: number): number[] {
 }
 
 /** Batches of one input, repeated. */
-export function equalProbes(max: number, input: Json): Probe[] {
+export function equalProbes(max: number, input: Json): ProbeBatch[] {
   return sizesUpTo(max).map((size) => ({
     size,
     longest: 0,
@@ -55,9 +55,9 @@ export function lengthProbes(
   max: number,
   lengths: readonly number[],
   inputOf: (tokens: number) => Json,
-): Probe[] {
+): ProbeBatch[] {
   const [shortest, longest] = [lengths[0]!, lengths.at(-1)!];
-  const probe = (tokens: readonly number[]): Probe => ({
+  const probe = (tokens: readonly number[]): ProbeBatch => ({
     size: tokens.length,
     longest: Math.max(...tokens),
     total: tokens.reduce((sum, each) => sum + each, 0),
@@ -78,7 +78,7 @@ export async function measureBatches(
   const { probes, rounds } = options;
   const all = WARM_CALLS * 2 + probes.length * rounds;
   let sent = 0;
-  const call = (probe: Probe): Promise<number> => {
+  const call = (probe: ProbeBatch): Promise<number> => {
     options.tell(probe.size, sent++, all);
     return timeBatch(worker, clock, options.timeoutMs, probe, sent);
   };
@@ -100,7 +100,7 @@ async function timeBatch(
   worker: Worker,
   clock: Clock,
   timeoutMs: number,
-  { inputs, size }: Probe,
+  { inputs, size }: ProbeBatch,
   call: number,
 ): Promise<number> {
   const tasks = inputs.map((input, index) => ({ id: `${call}-${index}`, input }));
