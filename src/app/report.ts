@@ -114,7 +114,7 @@ export class Report implements Inside, Sight {
   }
 
   models(): ModelSight[] {
-    const { clock, config, engine, dispatchers } = this.#parts;
+    const { clock, config, engine, dispatchers, tally } = this.#parts;
     const now = clock.now();
     const workers = this.#workerSights();
     return this.#sums(now).map((sums) => {
@@ -132,6 +132,7 @@ export class Report implements Inside, Sight {
         healthy,
         utilization,
         curve: own?.workers.curve.read(maxBatchSize, now),
+        paddingRatio: tally.paddingRatio(name),
         ...this.#load(sums, now),
       };
     });

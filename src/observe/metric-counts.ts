@@ -6,6 +6,8 @@
  *   queueSeconds      each task when its batch leaves, since it was queued
  *   batchSize         each batch when it leaves, with its reason
  *   workerSeconds     each worker call when it ends, however it ends
+ *   savedSeconds      each measured batch of a padded model when it has ended: expected time in order of arrival,
+ *                     minus that of the batch as it was made; where that is negative, it counts as lostSeconds
  *   arrivals          tasks that asked for a worker: queued, or refused for lack of capacity
  *
  * Labels are bounded by the config: an unknown model or tier counts under "". A model removed by a reload is forgotten;
@@ -112,6 +114,8 @@ class ModelCounts {
   readonly batchSize: Buckets;
   readonly workerSeconds = new Buckets(LATENCY_BOUNDS);
   readonly batches = new Float64Array(DISPATCH_REASONS.length);
+  savedSeconds = 0;
+  lostSeconds = 0;
 
   constructor(model: string, tiers: readonly string[], sizes: readonly number[]) {
     this.labels = { model };
@@ -158,6 +162,11 @@ export class MetricCounts {
     events.on("batch.answered", ({ model, serviceMs }) =>
       this.#model(model).workerSeconds.observe(serviceMs / 1000),
     );
+    events.on("batch.settled", ({ model, savedMs = 0 }) => {
+      const counts = this.#model(model);
+      if (savedMs >= 0) counts.savedSeconds += savedMs / 1000;
+      else counts.lostSeconds -= savedMs / 1000;
+    });
   }
 
   get models(): readonly ModelCounts[] {

@@ -163,6 +163,15 @@ function counted(counts: MetricCounts): Family[] {
       counts.models.flatMap(({ labels, batches }) => byReason(labels, DISPATCH_REASONS, batches)),
     ),
     counter(
+      "ferry_grouping_seconds_total",
+      "Worker time that batches of similar length saved or lost against order of arrival, as estimated.",
+      () =>
+        counts.models.flatMap(({ labels, savedSeconds, lostSeconds }) => [
+          { labels: { effect: "saved" }, sharedLabels: labels, value: savedSeconds },
+          { labels: { effect: "lost" }, sharedLabels: labels, value: lostSeconds },
+        ]),
+    ),
+    counter(
       "ferry_arrivals_total",
       "Tasks that asked for a worker: queued, or refused for lack of one.",
       () =>
@@ -236,6 +245,14 @@ function seen(parts: MetricsParts): { families: Family[]; look: () => void } {
       "ferry_desired_workers",
       "Workers that would hold the load at admission.targetUtilization; for the whole fleet.",
       ({ desiredWorkers }) => desiredWorkers,
+    ),
+    gauge(
+      "ferry_padding_ratio",
+      "Computed over useful cells of the batches that this process measured, fading over a minute.",
+      () =>
+        models.flatMap(({ name, paddingRatio: value }) =>
+          value === undefined ? [] : [{ labels: { model: name }, value }],
+        ),
     ),
     gauge("ferry_dead_letters_kept", "Dead letters that are kept now; of the whole fleet.", () => [
       { labels: NONE, value: process.deadLetters },

@@ -199,7 +199,7 @@ function placeRequests(scene: TraceScene, pids: ReadonlyMap<string, number>, thr
 }
 
 function batchSlice({ batch, start, end, pid, tid }: Drawn): object {
-  const { note, maxBatchSize, calls, oldestWaitMs, attempt } = batch;
+  const { note, maxBatchSize, calls, oldestWaitMs, attempt, shape } = batch;
   return {
     ph: "X",
     name: `${LETTERS[note.reason]} ${note.size}/${maxBatchSize}`,
@@ -214,6 +214,7 @@ function batchSlice({ batch, start, end, pid, tid }: Drawn): object {
       why: note.why,
       fill: Math.round((1000 * note.size) / maxBatchSize) / 1000,
       oldest_wait_ms: tenths(oldestWaitMs),
+      ...(shape && { longest_tokens: shape.longest, total_tokens: shape.total }),
       ...(calls === 0 ? { running: true } : { calls }),
       ...(attempt > 1 && { attempt }),
       ...(batch.overdue && { overdue: true }),

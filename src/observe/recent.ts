@@ -1,5 +1,6 @@
 /** Latest batches and failed attempts of this process, for traces (`perfetto.ts`) and request histories. */
 import type { Clock } from "../app/clock.ts";
+import type { BatchShape } from "../core/cost.ts";
 import type { BatchNote } from "../core/task.ts";
 import type { Events } from "./events.ts";
 
@@ -50,6 +51,8 @@ export interface RecentBatch {
   /** Worker calls; 0 while running. */
   readonly calls: number;
   readonly overdue: boolean;
+  /** Only of measured batches that have ended. */
+  readonly shape: BatchShape | undefined;
 }
 
 class BatchEntry implements RecentBatch {
@@ -63,6 +66,7 @@ class BatchEntry implements RecentBatch {
   endedAt = 0;
   calls = 0;
   overdue = false;
+  shape: BatchShape | undefined;
 
   constructor(note: BatchNote) {
     this.note = note;
@@ -93,17 +97,19 @@ export class RecentBatches {
       entry.endedAt = 0;
       entry.calls = 0;
       entry.overdue = false;
+      entry.shape = undefined;
     });
     events.on("batch.overdue", ({ batchId }) => {
       const entry = this.#running.get(batchId);
       if (entry !== undefined) entry.overdue = true;
     });
-    events.on("batch.settled", ({ batchId, calls, busyMs }) => {
+    events.on("batch.settled", ({ batchId, calls, busyMs, shape }) => {
       const entry = this.#running.get(batchId);
       if (entry === undefined) return;
       this.#running.delete(batchId);
       entry.endedAt = entry.startedAt + busyMs;
       entry.calls = calls;
+      entry.shape = shape;
     });
   }
 

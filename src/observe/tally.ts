@@ -1,5 +1,6 @@
-/** Counts since the start, and rates of the last ten seconds. */
+/** Counts since the start, rates of the last ten seconds, and what recent batches padded. */
 import type { Clock } from "../app/clock.ts";
+import type { BatchShape } from "../core/cost.ts";
 import { askedForWorker, CLIENT_LEFT, type Events } from "./events.ts";
 
 const SECONDS = 10;
@@ -42,10 +43,39 @@ export class RecentRate {
   }
 }
 
+/** Time after which a batch counts 1/e of a new one. */
+const FADE_MS = 60_000;
+/** Sums without a batch for so long say nothing about now. */
+const FORGET_MS = 300_000;
+
+/** Computed over useful cells of recent batches, as a padded model computes them; each fades with its age. */
+export class PaddingRatio {
+  #computed = 0;
+  #useful = 0;
+  #at = -Infinity;
+
+  add({ rows, longest, total }: BatchShape, now: number): void {
+    const kept = Math.exp(Math.min(0, this.#at - now) / FADE_MS);
+    this.#computed = kept * this.#computed + rows * longest;
+    this.#useful = kept * this.#useful + total;
+    this.#at = now;
+  }
+
+  /** Undefined without a batch in the last five minutes. */
+  read(now: number): number | undefined {
+    return this.#useful > 0 && now - this.#at < FORGET_MS ? this.#computed / this.#useful : undefined;
+  }
+}
+
+interface ModelTally {
+  readonly arrivals: RecentRate;
+  readonly padding: PaddingRatio;
+}
+
 export class Tally {
   readonly #clock: Clock;
   readonly #requestRate: RecentRate;
-  readonly #arrivals = new Map<string, RecentRate>();
+  readonly #models = new Map<string, ModelTally>();
   requests = 0;
   batches = 0;
   tasks = 0;
@@ -62,10 +92,15 @@ export class Tally {
     this.#clock = clock;
     this.#requestRate = new RecentRate(clock.now());
     const follow = (): void => {
-      const before = new Map(this.#arrivals);
-      this.#arrivals.clear();
-      for (const model of models())
-        this.#arrivals.set(model, before.get(model) ?? new RecentRate(clock.now()));
+      const before = new Map(this.#models);
+      this.#models.clear();
+      for (const model of models()) {
+        const kept = before.get(model);
+        this.#models.set(
+          model,
+          kept ?? { arrivals: new RecentRate(clock.now()), padding: new PaddingRatio() },
+        );
+      }
     };
     follow();
     events.on("reloaded", follow);
@@ -74,12 +109,13 @@ export class Tally {
       this.requests++;
       this.#requestRate.count(startedAt + latencyMs);
     });
-    events.on("batch.settled", ({ size, calls }) => {
+    events.on("batch.settled", ({ model, size, calls, shape }) => {
       this.batches++;
       this.tasks += size;
       this.calls += calls;
+      if (shape !== undefined) this.#models.get(model)?.padding.add(shape, clock.now());
     });
-    events.on("task.queued", ({ model, at }) => this.#arrivals.get(model)?.count(at));
+    events.on("task.queued", ({ model, at }) => this.#models.get(model)?.arrivals.count(at));
     events.on("task.joined", () => this.joined++);
     events.on("task.cached", () => this.cached++);
     events.on("task.dropped", () => this.dropped++);
@@ -88,7 +124,7 @@ export class Tally {
     events.on("task.lost", () => this.lost++);
     events.on("request.shed", ({ model, reason }) => {
       this.shed++;
-      if (askedForWorker(reason)) this.#arrivals.get(model)?.count(clock.now());
+      if (askedForWorker(reason)) this.#models.get(model)?.arrivals.count(clock.now());
     });
   }
 
@@ -102,6 +138,10 @@ export class Tally {
   }
 
   arrivalsPerSecond(model: string): number {
-    return this.#arrivals.get(model)?.perSecond(this.#clock.now()) ?? 0;
+    return this.#models.get(model)?.arrivals.perSecond(this.#clock.now()) ?? 0;
+  }
+
+  paddingRatio(model: string): number | undefined {
+    return this.#models.get(model)?.padding.read(this.#clock.now());
   }
 }

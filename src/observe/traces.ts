@@ -304,7 +304,7 @@ export class SpanMaker {
     return this.#workers.get(worker);
   }
 
-  #settled({ batchId, size, calls }: EventFields["batch.settled"]): void {
+  #settled({ batchId, size, calls, shape }: EventFields["batch.settled"]): void {
     const open = this.#open.get(batchId);
     if (open === undefined) return;
     this.#open.delete(batchId);
@@ -326,6 +326,10 @@ export class SpanMaker {
         "ferry.batch.why": batch.why,
         "ferry.batch.fill": fill,
         "ferry.batch.calls": calls,
+        ...(shape && {
+          "ferry.batch.longest_tokens": shape.longest,
+          "ferry.batch.total_tokens": shape.total,
+        }),
         "ferry.worker": batch.worker,
         "ferry.attempt": attempt,
         ...(!answered && kind !== "" && { "error.type": kind }),

@@ -253,6 +253,10 @@ ferry.yaml:7:57  models[0].timeouts.totalMs  totalMs 3000 < workerMs 3000 + maxW
       warned("models: [{ name: a, backend: { kind: simulated, baseMs: 3000 } }]\n")[0]!,
       /^models\[0\]\.backend\.baseMs: a full batch takes 3000 ms/,
     );
+    assert.match(
+      warned("models: [{ name: a, backend: { kind: simulated, perTokenMs: 50 } }]\n")[0]!,
+      /^models\[0\]\.backend\.perTokenMs: a full batch takes at least 3300 ms/,
+    );
     const drop = (protocol: string, url: string) =>
       warned(`models: [{ name: a, backend: { kind: http, protocol: ${protocol}, workers: ['${url}'] } }]\n`);
     for (const [protocol, url, whole] of [

@@ -302,12 +302,13 @@ describe("the end", () => {
 
 describe("what the lines are made of", () => {
   test("capacity is known for simulated workers only", () => {
-    const [simulated, real, instant] = configOf(
-      `models: [{ name: s, maxBatchSize: 10, backend: { kind: simulated, workers: 2, baseMs: 90, perItemMs: 1 } }, ${http("r")}, { name: i, backend: { kind: simulated, baseMs: 0 } }]`,
+    const [simulated, real, instant, padded] = configOf(
+      `models: [{ name: s, maxBatchSize: 10, backend: { kind: simulated, workers: 2, baseMs: 90, perItemMs: 1 } }, ${http("r")}, { name: i, backend: { kind: simulated, baseMs: 0 } }, { name: p, backend: { kind: simulated, perTokenMs: 0.01 } }]`,
     ).models;
     assert.equal(capacityPerSecond(simulated!), 200);
     assert.equal(capacityPerSecond(real!), undefined);
     assert.equal(capacityPerSecond(instant!), undefined);
+    assert.equal(capacityPerSecond(padded!), undefined);
   });
 
   test("a listener on any host is reached on loopback", () => {

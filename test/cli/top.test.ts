@@ -4,7 +4,14 @@ import { describe, test } from "node:test";
 import { Failure } from "../../src/cli/command.ts";
 import { readEvents, type StreamEvent } from "../../src/cli/event-stream.ts";
 import { type TopInput, TopSession, type TopTerminal, TopView, drawTop } from "../../src/cli/top.ts";
-import type { BatchRow, Frame, Hello, ModelFrame, WorkerRow } from "../../src/observe/dashboard/frames.ts";
+import type {
+  BatchRow,
+  CostFrame,
+  Frame,
+  Hello,
+  ModelFrame,
+  WorkerRow,
+} from "../../src/observe/dashboard/frames.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { paint } from "../../src/cli/terminal/terminal.ts";
 
@@ -33,9 +40,9 @@ const workers = [
 
 /** F, then a gap, then I that still runs. */
 const batches: BatchRow[] = [
-  ["b1", "gpu-1", NOW - 1000, NOW - 600, 64, 0, 5, 1, 1, "64/0/0"],
-  ["b2", "gpu-1", NOW - 500, 0, 40, 2, 5, 0, 1, "40/0/0"],
-  ["b3", "gpu-2", NOW - 300, NOW - 290, 9, 3, 5, 1, 1, "9/0/0"],
+  ["b1", "gpu-1", NOW - 1000, NOW - 600, 64, 0, 5, 1, 1, "64/0/0", "", ""],
+  ["b2", "gpu-1", NOW - 500, 0, 40, 2, 5, 0, 1, "40/0/0", "", ""],
+  ["b3", "gpu-2", NOW - 300, NOW - 290, 9, 3, 5, 1, 1, "9/0/0", "", ""],
 ];
 
 const model = {
@@ -125,6 +132,26 @@ F full  W wait  I idle  D deadline  · free
     );
   });
 
+  test("with what a batch's time follows, where that is its inputs' lengths", () => {
+    const said = (cost: CostFrame): string => {
+      const made = view();
+      made.take(event("frame", { ...frame, models: [{ ...model, cost }, model] }));
+      return (
+        picture(made, 120)
+          .split("\n")
+          .find((line) => line.startsWith("a batch takes")) ?? ""
+      );
+    };
+    const words = "0.5 ms + 0.46 µs a token of the padded batch";
+    const cost = { kind: "padded", words, paddingRatio: 1.23, grouped: true } as const;
+    assert.equal(said(cost), `a batch takes ${words}; inputs of similar length share it; padding 1.23×`);
+    assert.equal(
+      said({ ...cost, paddingRatio: null, grouped: false }),
+      `a batch takes ${words}; inputs are not grouped by length`,
+    );
+    assert.doesNotMatch(picture(view(), 120), /a batch takes/);
+  });
+
   test("on a narrow one, and on one that is hardly there", () => {
     assert.equal(
       picture(view(), 44, 16),
@@ -187,7 +214,7 @@ F full  W wait  I idle  D deadline  · free
     const made = view();
     const later = (ms: number, rows: BatchRow[]): boolean =>
       made.take(event("frame", { ...frame, now: NOW + ms, models: [{ ...model, batches: rows }, model] }));
-    assert.ok(later(100, [["b2", "gpu-1", NOW - 500, NOW, 40, 2, 5, 1, 1, ""]]));
+    assert.ok(later(100, [["b2", "gpu-1", NOW - 500, NOW, 40, 2, 5, 1, 1, "", "", ""]]));
     assert.match(picture(made, 100), /FFFFFFFF··IIIIIIIIII··\]/);
     assert.ok(later(60_000, []));
     assert.deepEqual(made.batchesOf("gpu-1"), []);

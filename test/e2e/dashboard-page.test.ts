@@ -5,6 +5,7 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import type { CDPSession, Page } from "playwright-core";
+import type { CostFrame } from "../../src/observe/dashboard/frames.ts";
 import type { Scene } from "../observe/dashboard/fake-frames.ts";
 import { FakeLive } from "../observe/dashboard/fake-live.ts";
 import { drawn, Eyes, type Look, until } from "./chromium.ts";
@@ -93,6 +94,97 @@ describe("the learned curve", () => {
     fake.alter = (frame) => frame;
     fake.scene = "nasty";
     await page.locator("#curve-hint").getByText("<img src=x").waitFor();
+    assert.deepEqual(troubles, []);
+  });
+});
+
+describe("padding", () => {
+  for (const options of [
+    { viewport: { width: 1440, height: 900 }, colorScheme: "light" },
+    { viewport: { width: 390, height: 800 }, colorScheme: "dark" },
+  ] as const) {
+    test(`is drawn beside order of arrival, with what grouping saved, ${options.viewport.width} px`, async () => {
+      await using look = await open("healthy", options);
+      const { page, troubles } = look;
+      await page.locator("#padding canvas").waitFor();
+      assert.match(
+        await page.locator("#padding-read").innerText(),
+        /^last 10 s: ━ 1\.\d+× ┅ [56](\.\d+)?× in order of arrival$/,
+      );
+      assert.match(await page.locator("#padding-split").innerText(), /useful cells 7\d %\s+padding 2\d %/);
+      assert.match(
+        await page.locator("#padding-saved").innerText(),
+        /^Grouping by length saved \d+ m of GPU time, 66 % of what order of arrival would have taken\.$/,
+      );
+      assert.equal(
+        await page.locator("#padding-cost").innerText(),
+        "A batch takes 0.5 ms + 5 µs a row + 0.46 µs a token of the padded batch.",
+      );
+      await page.keyboard.press("v");
+      await page.locator("#padding-twin table tbody tr").nth(11).waitFor();
+      const wide = "document.documentElement.scrollWidth <= document.documentElement.clientWidth";
+      assert.equal(await page.evaluate(wide), true, "nothing is wider than the screen");
+      assert.deepEqual(troubles, []);
+    });
+  }
+
+  test("is not there where nothing was measured or lengths do not matter, and says where grouping is off or costs", async () => {
+    await using look = await open("empty");
+    const { page, fake, troubles } = look;
+    assert.equal(await page.locator("#padding-panel").isVisible(), false);
+    const words = "1 ms + 2 µs a token";
+    const say = (cost: CostFrame | null, more: object): void => {
+      fake.alter = (frame) => ({
+        ...frame,
+        models: frame.models.map(({ slots, ...model }) => {
+          const altered = Object.entries(more).map(([name, value]) => [
+            name,
+            Array(slots.length).fill(value),
+          ]);
+          const columns = { ...slots.columns, ...Object.fromEntries(altered) };
+          return { ...model, cost, slots: { ...slots, columns } };
+        }),
+      });
+    };
+    const cells = { usefulCells: 10, paddedCells: 20, inOrderCells: 15 };
+    say({ kind: "packed", words, paddingRatio: 2, grouped: false }, cells);
+    await page.locator("#padding-panel").waitFor();
+    assert.equal(await page.locator("#padding-saved").innerText(), "");
+    await page
+      .getByText(`A batch takes ${words}. Its time follows what is sent: padding costs nothing.`)
+      .waitFor();
+    say({ kind: "padded", words, paddingRatio: 2, grouped: false }, cells);
+    await page.getByText(`A batch takes ${words}. Inputs are not grouped: lengths is off.`).waitFor();
+    say(null, cells);
+    await page.locator("#padding-panel").waitFor({ state: "hidden" });
+    say(null, { ...cells, groupedMs: 100, savedMs: -20 });
+    await page.getByText(/^Grouping by length cost \d+ ms of GPU time in 5 min\.$/).waitFor();
+    assert.deepEqual(troubles, []);
+  });
+
+  test("a batch says why it was made of these, when pointed at and when chosen", async () => {
+    await using look = await open("overload");
+    const { page, troubles } = look;
+    const why = /^48 of 64: similar length; 9 longer ones wait for the next worker, at most 12 ms\.$/;
+    const box = (await page.locator("#lane-canvas").boundingBox())!;
+    // A third of the batches was in order of arrival anyway.
+    let chosen = "";
+    for (let x = 20; x < box.width && !why.test(chosen); x += 20) {
+      await page.mouse.move(box.x + x, box.y + 10);
+      chosen = (await page.locator("#lane-canvas").getAttribute("title")) ?? "";
+    }
+    assert.match(chosen, why);
+    await page.keyboard.press("l");
+    await page.keyboard.press("ArrowRight");
+    for (let step = 0; step < 10; step++) {
+      if (why.test(await page.locator("#batch strong").innerText())) break;
+      await page.keyboard.press("ArrowLeft");
+    }
+    assert.match(await page.locator("#batch strong").innerText(), why);
+    assert.match(
+      await page.locator("#batch dl").innerText(),
+      /Lengths\s+up to (16|96) tokens, \S+ on average, 1\.2\d*× padding; in order of arrival up to (412|480)/,
+    );
     assert.deepEqual(troubles, []);
   });
 });

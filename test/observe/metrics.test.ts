@@ -102,6 +102,18 @@ describe("tasks and batches", () => {
     assert.equal(now.get('ferry_worker_seconds_count{model="rank"}'), 0);
   });
 
+  test("what grouping saved and lost are two counters: a sum of both could fall", async () => {
+    const { events, samples } = await stage();
+    const settled = { model: "embed", batchId: "b", worker: "w", size: 4, reason: "full" } as const;
+    for (const savedMs of [1500, -250, undefined, 500]) {
+      events.emit("batch.settled", { ...settled, calls: 1, busyMs: 9, savedMs });
+    }
+    const now = await samples();
+    assert.equal(now.get('ferry_grouping_seconds_total{effect="saved",model="embed"}'), 2);
+    assert.equal(now.get('ferry_grouping_seconds_total{effect="lost",model="embed"}'), 0.25);
+    assert.equal(now.get('ferry_grouping_seconds_total{effect="saved",model="rank"}'), 0);
+  });
+
   test("arrivals are those that asked for a worker; the others were never meant to reach one", async () => {
     const { events, samples } = await stage();
     for (const model of ["embed", "rank"]) events.emit("task.queued", { id: "", model, tier: 2, at: 0 });
@@ -163,7 +175,7 @@ describe("what is seen when it is scraped", () => {
   test("workers are our own; queues, load and the rest are as the sight has them", async () => {
     const workers = [worker, { ...worker, own: false }, { ...worker, state: "down" } as const];
     const embed = { name: "embed", workers, queuedByTier: [1, 0, 41], oldestWaitMs: 1500 };
-    const more = { utilization: 0.8, load: 0.7, desiredWorkers: 5 };
+    const more = { utilization: 0.8, load: 0.7, desiredWorkers: 5, paddingRatio: 1.25 };
     const process = { durability: "local", deadLetters: 2, reachable: false, role: "gateway" } as const;
     const { samples } = await stage(sightOf([{ ...embed, ...more }, MODELS[1]!], process));
     const now = await samples();
@@ -175,6 +187,8 @@ describe("what is seen when it is scraped", () => {
     assert.equal(now.get('ferry_worker_utilization{model="embed"}'), 0.8);
     assert.equal(now.get('ferry_load{model="embed"}'), 0.7);
     assert.equal(now.get('ferry_desired_workers{model="embed"}'), 5);
+    assert.equal(now.get('ferry_padding_ratio{model="embed"}'), 1.25);
+    assert.equal(now.has('ferry_padding_ratio{model="rank"}'), false, "none of its batches was measured");
     assert.equal(now.get('ferry_durability{kind="local"}'), 1);
     assert.equal(now.get('ferry_durability{kind="replica"}'), 0);
     assert.equal(now.get("ferry_dead_letters_kept"), 2);

@@ -22,6 +22,7 @@ function batchRow(id: string, worker: string, startedAt: number, endedAt: number
     endedAt,
     calls: endedAt === 0 ? 0 : 1,
     overdue: false,
+    shape: undefined,
   };
 }
 
@@ -179,10 +180,12 @@ test("batches are kept while they run and for the window", () => {
   waiting[0] = 9;
   const settled = { model: "embed", worker: "gpu", size: 2, reason: "full", calls: 3, busyMs: 50 } as const;
   events.emit("batch.overdue", { model: "embed", batchId: "b", worker: "gpu", afterMs: 1 });
-  events.emit("batch.settled", { ...settled, batchId: "a" });
+  const shape = { rows: 2, longest: 7, total: 9, inOrder: 40 };
+  events.emit("batch.settled", { ...settled, batchId: "a", shape });
   events.emit("batch.settled", { ...settled, batchId: "unknown" });
   const [a, b] = recent.since(1000);
   assert.deepEqual([a!.endedAt, a!.calls, a!.attempt, a!.waiting], [1050, 3, 2, [4, 1]]);
+  assert.deepEqual([a!.shape, b!.shape], [shape, undefined]);
   assert.deepEqual([b!.endedAt, b!.calls, b!.overdue], [0, 0, true]);
   const later = recent.since(1051).map(({ note }) => note.id);
   assert.deepEqual(later, ["b"]);

@@ -1,7 +1,7 @@
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import fc from "fast-check";
-import { RecentRate } from "../../src/observe/tally.ts";
+import { PaddingRatio, RecentRate } from "../../src/observe/tally.ts";
 
 /** What it must be: all that is remembered, and looked through each time. */
 function naive(startedAt: number, instants: readonly number[], now: number): number {
@@ -33,4 +33,20 @@ test("an instant that lies a little back counts in the second that runs", () => 
   rate.count(1000);
   rate.count(999.999);
   assert.equal(rate.perSecond(2000), 1);
+});
+
+test("a padding ratio is that of the last minute or so, and unknown once nothing was measured for five", () => {
+  const ratio = new PaddingRatio();
+  assert.equal(ratio.read(0), undefined);
+  ratio.add({ rows: 4, longest: 100, total: 100, inOrder: 100 }, 0);
+  assert.equal(ratio.read(0), 4);
+  ratio.add({ rows: 10, longest: 10, total: 100, inOrder: 100 }, 0);
+  assert.equal(ratio.read(0), 2.5);
+  // After a minute both count 1/e, after three 1/20 of a new one.
+  const kept = Math.exp(-1);
+  ratio.add({ rows: 1, longest: 100, total: 100, inOrder: 100 }, 60_000);
+  const [computed, useful] = [500 * kept + 100, 200 * kept + 100];
+  assert.ok(Math.abs(ratio.read(60_000)! - computed / useful) < 1e-9);
+  assert.ok(Math.abs(ratio.read(359_999)! - computed / useful) < 1e-9);
+  assert.equal(ratio.read(360_000), undefined);
 });

@@ -2,6 +2,7 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { resourceFromAttributes } from "@opentelemetry/resources";
+import type { BatchShape } from "../../src/core/cost.ts";
 import type { BatchNote } from "../../src/core/task.ts";
 import { batchSpan, callSpan, queueSpan, traceparent } from "../../src/core/trace.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
@@ -44,7 +45,7 @@ function stage(models: readonly TracedModel[] = [{ name: "m", kind: "http", prot
       startedAt: 1051,
       serviceMs: 10,
     });
-  const settled = (batchId = BATCH): void =>
+  const settled = (batchId = BATCH, shape?: BatchShape): void =>
     events.emit("batch.settled", {
       model: "m",
       batchId,
@@ -53,6 +54,7 @@ function stage(models: readonly TracedModel[] = [{ name: "m", kind: "http", prot
       reason: "idle",
       calls: 1,
       busyMs: 1,
+      shape,
     });
   return { clock, events, spans, started, answered, settled, dropped: () => dropped };
 }
@@ -94,7 +96,7 @@ describe("spans from events", () => {
     started([task("a"), task("b", traceparent(REQUEST)), task("c")]);
     answered(1, "rejected");
     answered(2);
-    settled();
+    settled(BATCH, { rows: 3, longest: 90, total: 120, inOrder: 400 });
     const [queue, first, second, batch] = spans;
     assert.equal(spans.length, 4);
     assert.partialDeepStrictEqual(queue!.spanContext(), queueSpan(REQUEST, batchSpan(BATCH)));
@@ -111,6 +113,8 @@ describe("spans from events", () => {
     );
     assert.deepEqual(batch!.startTime, [1, 50_000_000]);
     assert.deepEqual(batch!.endTime, [2, 0]);
+    assert.equal(batch!.attributes["ferry.batch.longest_tokens"], 90);
+    assert.equal(batch!.attributes["ferry.batch.total_tokens"], 120);
   });
 
   test("times are exact to the microsecond, and no span ends before it began", () => {

@@ -211,11 +211,13 @@ function checkTimes(model: DraftModel, path: string, findings: Findings): void {
     findings.problem(at("retry.maxMs", "retry.baseMs"), message);
   }
   if (backend?.kind !== "simulated" || workerMs === undefined) return;
-  const fullMs = (backend.baseMs ?? 0) + (backend.perItemMs ?? 0) * (model.maxBatchSize ?? 1);
+  // At one token each: how long inputs are is not known here.
+  const { baseMs = 0, perItemMs = 0, perTokenMs = 0 } = backend;
+  const fullMs = baseMs + (perItemMs + perTokenMs) * (model.maxBatchSize ?? 1);
   if (fullMs < workerMs) return;
   findings.warn(
-    at("backend.baseMs", "backend.perItemMs", "timeouts.workerMs"),
-    `a full batch takes ${fullMs} ms, workerMs is ${workerMs}: every full batch would time out`,
+    at("backend.baseMs", "backend.perItemMs", "backend.perTokenMs", "timeouts.workerMs"),
+    `a full batch takes ${perTokenMs > 0 ? "at least " : ""}${fullMs} ms, workerMs is ${workerMs}: every full batch would time out`,
   );
 }
 

@@ -213,8 +213,15 @@ const backends = {
   }),
   simulated: group("A simulated GPU, for trying things out.", {
     workers,
-    baseMs: fractionalMs([100, 0, minute], "A batch of n takes baseMs + n × perItemMs."),
+    baseMs: fractionalMs(
+      [100, 0, minute],
+      "A batch of n inputs, the longest of l tokens, takes baseMs + n × perItemMs + n × l × perTokenMs.",
+    ),
     perItemMs: fractionalMs([0, 0, minute], "What each input adds to its batch's time."),
+    perTokenMs: fractionalMs(
+      [0, 0, minute],
+      "What each token of the padded batch adds: every input counts as long as the longest.",
+    ),
   }),
 };
 

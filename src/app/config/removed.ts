@@ -40,7 +40,10 @@ export const REMOVED: ReadonlyMap<string, string> = new Map([
   ["models[].scaling.hookTimeoutMs", "the webhook or the command may take 30 seconds"],
   ...["jitter", "errorRate", "hangRate", "shortRate", "slowRate", "slowFactor", "seed"].map(
     (name) =>
-      [`models[].backend.${name}`, "simulated workers always answer, after baseMs + n × perItemMs"] as const,
+      [
+        `models[].backend.${name}`,
+        "simulated workers always answer, after the time that baseMs, perItemMs and perTokenMs say",
+      ] as const,
   ),
   ["models[].backend.dnsMaxAddresses", "the first 1024 addresses of a name are used"],
   ["tls.http2", "clients that ask for HTTP/2 get it"],

@@ -5,7 +5,7 @@ import type { Clock } from "../../app/clock.ts";
 import { CapacityGate, type CapacityRules } from "../../gateway/admission/capacity-gate.ts";
 import { Random } from "../../core/random.ts";
 import type { CapacityRefusal } from "../../core/shed.ts";
-import type { Task } from "../../core/task.ts";
+import type { Json, Task } from "../../core/task.ts";
 import { Dispatcher } from "../../dispatch/dispatcher.ts";
 import type { ModelRules } from "../../dispatch/model-rules.ts";
 import { Reaper } from "../../dispatch/reaper.ts";
@@ -119,12 +119,12 @@ export class Simulation {
   }
 
   /** Submits one task through admission: admitted, or the refusal. */
-  knock(tier: number, tenant = "anonymous"): { id: string } | CapacityRefusal {
+  knock(tier: number, tenant = "anonymous", input: Json = "null"): { id: string } | CapacityRefusal {
     const now = this.clock.now();
     const refusal = this.gate.enter({ tier, tenant }, now);
     if (refusal !== undefined) return refusal;
     this.gate.queued({ tier, tenant }, now);
-    return this.put({ tier, tenant });
+    return this.put({ tier, tenant, input });
   }
 
   /** Enqueues one task, without admission. */

@@ -1,7 +1,8 @@
 /**
  * Messages of `ferry serve`: ready, draining, farewell. Pure. On a terminal `ready` is a banner of at most nine lines;
  * elsewhere each is one JSON line. Capacity is shown only where it is known: w simulated workers serve w × maxBatchSize
- * / (baseMs + maxBatchSize × perItemMs). For real workers it is learned from traffic. A gateway shows no workers, a
+ * / (baseMs + maxBatchSize × perItemMs). For real workers, and where time follows the inputs' length, it is learned from
+ * traffic. A gateway shows no workers, a
  * batcher no client URL. Several processes share one banner.
  */
 import type {
@@ -138,7 +139,7 @@ export function farewellLine(tally: ServeTotals, now: number): string {
 
 /** Requests per second with full batches; undefined when only traffic can tell. */
 export function capacityPerSecond(model: ModelConfig): number | undefined {
-  if (model.backend.kind !== "simulated") return undefined;
+  if (model.backend.kind !== "simulated" || model.backend.perTokenMs > 0) return undefined;
   const fullMs = fullBatchMs(model.backend, model.maxBatchSize);
   return fullMs === 0 ? undefined : (model.backend.workers * model.maxBatchSize * 1000) / fullMs;
 }
@@ -191,6 +192,7 @@ function demoLabel(config: Config): string {
   const simulated = config.models.find((model) => model.backend.kind === "simulated");
   if (simulated?.backend.kind !== "simulated") return "";
   const fullMs = fullBatchMs(simulated.backend, simulated.maxBatchSize);
+  if (simulated.backend.perTokenMs > 0) return "DEMO: simulated GPU, time follows the inputs' length";
   return `DEMO: simulated GPU, ${count(fullMs)} ms a ${simulated.backend.perItemMs > 0 ? "full " : ""}batch`;
 }
 

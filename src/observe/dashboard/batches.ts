@@ -9,8 +9,9 @@
  * `filled` (occupied places) + `empty`. At most `maxRows` are kept; at most a quarter as many changed ones are listed
  * per frame, the rest counted.
  */
+import type { BatchShape } from "../../core/cost.ts";
 import { type BatchNote, DISPATCH_REASONS } from "../../core/task.ts";
-import type { BatchedTask } from "../events.ts";
+import type { BatchedTask, EventFields } from "../events.ts";
 import { type BatchRow, FILL_STEPS } from "./frames.ts";
 import { COLUMN, type SlotRing } from "./slots.ts";
 import type { WorkerBook } from "./workers.ts";
@@ -34,11 +35,14 @@ class Row {
   attempt = 1;
   /** Tasks by tier; empty for a batch of another process. */
   readonly tiers: number[] = [];
+  shape: BatchShape | undefined;
+  why = "";
   countedTo = 0;
   listed = false;
 
   onWire(): BatchRow {
     const { id, worker, startedAt, endedAt, size, reason, oldestWaitMs, calls, attempt, tiers } = this;
+    const { shape, why } = this;
     return [
       id,
       worker,
@@ -50,9 +54,13 @@ class Row {
       calls,
       attempt,
       tiers.join("/"),
+      shape === undefined ? "" : `${shape.longest}/${shape.total}/${shape.inOrder}`,
+      why,
     ];
   }
 }
+
+type Ending = Pick<EventFields["batch.settled"], "batchId" | "calls" | "busyMs" | "shape" | "savedMs">;
 
 export interface Shown {
   readonly rows: BatchRow[];
@@ -100,16 +108,34 @@ export class BatchBook {
     }
   }
 
-  ended(id: string, calls: number, busyMs: number): void {
+  ended({ batchId: id, calls, busyMs, shape, savedMs }: Ending): void {
+    if (shape !== undefined) this.#measured(shape, busyMs, savedMs);
     const row = this.#byId.get(id);
     if (row === undefined || row.endedAt !== 0) return;
     if (!this.#derives) this.#byId.delete(id);
     row.endedAt = row.startedAt + busyMs;
     row.calls = calls;
+    row.shape = shape;
     // It may have ended just before the second did, after being counted to the end of it: this subtracts the excess.
     this.#spend(row, row.endedAt);
-    this.#workers.took(row.worker, busyMs, row.size, row.endedAt);
+    // Where time follows cells, a worker that gets longer inputs is not slow.
+    const work = savedMs === undefined ? row.size : shape!.rows * shape!.longest;
+    this.#workers.took(row.worker, busyMs, work, row.endedAt);
     this.#list(row);
+  }
+
+  #measured(
+    { rows, longest, total, inOrder }: BatchShape,
+    busyMs: number,
+    savedMs: number | undefined,
+  ): void {
+    const { now } = this.#slots;
+    now[COLUMN.paddedCells]! += rows * longest;
+    now[COLUMN.inOrderCells]! += rows * inOrder;
+    now[COLUMN.usefulCells]! += total;
+    if (savedMs === undefined) return;
+    now[COLUMN.groupedMs]! += busyMs;
+    now[COLUMN.savedMs]! += savedMs;
   }
 
   /** A batch of another process, from the end of one of its tasks. */
@@ -175,6 +201,8 @@ export class BatchBook {
     row.endedAt = 0;
     row.calls = 0;
     row.attempt = 1;
+    row.shape = undefined;
+    row.why = batch.why;
     this.#byId.set(row.id, row);
     const { now, fillNow } = this.#slots;
     now[COLUMN.batches]! += 1;

@@ -9,7 +9,14 @@ import { type AnsweredRequest, CLIENT_LEFT, type Events } from "../events.ts";
 import type { LoopDelay } from "../processes.ts";
 import type { ModelSight, Sight } from "../sight.ts";
 import type { Tally } from "../tally.ts";
-import { type Frame, HISTORY_SECONDS, type ModelFrame, type Note, type ProcessFrame } from "./frames.ts";
+import {
+  type BatchRow,
+  type Frame,
+  HISTORY_SECONDS,
+  type ModelFrame,
+  type Note,
+  type ProcessFrame,
+} from "./frames.ts";
 import type { Shown } from "./batches.ts";
 import { type EndedTask, ModelFold, type ShownModel } from "./model-fold.ts";
 import { COLUMN } from "./slots.ts";
@@ -43,12 +50,16 @@ const MAX_BATCHES = 4096;
 const LEAST_BATCHES = 256;
 /** Keeps a hello below 300 KB. */
 const HELLO_ROWS = 1000;
+/** Room for the batches' sentences in a hello. */
+const HELLO_WHY_BYTES = 32_768;
 /**
  * Models sent with full history; with more models each gets less, down to a minute. A hello blocks the event loop for
  * about 1 ms and 0.1 MB per model with 15 minutes.
  */
 const WHOLE_HISTORIES = 16;
 const LEAST_SECONDS = 60;
+/** Place of the sentence in a `BatchRow`. */
+const WHY = 11;
 /** A frame stays below this, unless the workers alone need more. */
 const FRAME_BYTES = 8192;
 const LEAST_ROWS = 8;
@@ -100,12 +111,9 @@ export class Fold {
     for (const { batches } of this.#models) batches.forgetChanged();
     this.#tell();
     const rows = Math.floor(HELLO_ROWS / this.#models.length);
-    return {
-      ...frame,
-      models: frame.models.map((model, at) =>
-        withBatches(model, this.#models[at]!.batches.lately(now, rows)),
-      ),
-    };
+    const shown = this.#models.map(({ batches }) => batches.lately(now, rows));
+    const fitted = cutWhys(shown, HELLO_WHY_BYTES);
+    return { ...frame, models: frame.models.map((model, at) => withBatches(model, fitted[at]!)) };
   }
 
   /** In a fleet: a task that came through this process has ended. Other processes' batches are known from these. */
@@ -137,9 +145,7 @@ export class Fold {
       this.#parts.delay.watch();
       this.#byName.get(model)?.batches.began(batch, oldestWaitMs, tasks, this.#parts.clock.now());
     });
-    events.on("batch.settled", ({ model, batchId, calls, busyMs }) =>
-      this.#byName.get(model)?.batches.ended(batchId, calls, busyMs),
-    );
+    events.on("batch.settled", (batch) => this.#byName.get(batch.model)?.batches.ended(batch));
     events.on("worker.changed", ({ model, worker, state }) => {
       if (state === "down") this.#byName.get(model)?.workers.wentDown(worker, this.#parts.clock.now());
     });
@@ -238,7 +244,10 @@ function withBatches(model: Bare, { rows, leftOut }: Shown): ModelFrame {
   return { ...model, batches: rows, batchesLeftOut: leftOut };
 }
 
-/** An even share of bytes per model; the unused rest goes to models with more batches. */
+/**
+ * An even share of bytes per model; the unused rest goes to models with more batches, then to their sentences: a batch
+ * without one still shows its reason and its lengths.
+ */
 function fitAll(models: readonly Bare[], shown: readonly Shown[], bytes: number): Shown[] {
   const fitted: Shown[] = [];
   let left = bytes;
@@ -248,7 +257,7 @@ function fitAll(models: readonly Bare[], shown: readonly Shown[], bytes: number)
     fitted[at] = each;
     left -= used;
   }
-  return fitted;
+  return cutWhys(fitted, left);
 }
 
 /** As many batches as fit. Drops whole workers rather than some batches of each: a lane with holes would look idle. */
@@ -258,12 +267,29 @@ function fit(model: Bare, { rows, leftOut }: Shown, bytes: number): Shown & { us
   const sorted = rows.toSorted((a, b) => placeOf(a[1]) - placeOf(b[1]) || a[2] - b[2]);
   let [kept, used] = [0, 0];
   for (const row of sorted) {
-    const more = JSON.stringify(row).length + 1;
+    const more = JSON.stringify(row).length + 1 - whyBytes(row);
     if (used + more > bytes && kept >= LEAST_ROWS) break;
     used += more;
     kept++;
   }
   return { rows: sorted.slice(0, kept), leftOut: leftOut + rows.length - kept, used };
+}
+
+/** Drops sentences, the first ones first, so that those of all models stay within `bytes`. */
+function cutWhys(shown: readonly Shown[], bytes: number): Shown[] {
+  return shown.map(({ rows, leftOut }) => {
+    let left = bytes / shown.length;
+    const fitted = rows.toReversed().map((row) => {
+      left -= whyBytes(row);
+      return left >= 0 ? row : (row.with(WHY, "") as unknown as BatchRow);
+    });
+    return { rows: fitted.reverse(), leftOut };
+  });
+}
+
+/** Without its quotes, which stay. */
+function whyBytes(row: BatchRow): number {
+  return JSON.stringify(row[WHY]).length - 2;
 }
 
 /** For a model whose workers are not known yet. */

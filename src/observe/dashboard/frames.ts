@@ -9,6 +9,7 @@
  */
 import type { DispatchReason } from "../../core/task.ts";
 import type { ShedReason, WorkerState } from "../events.ts";
+import type { CostKind } from "../sight.ts";
 
 export const HISTORY_SECONDS = 900;
 /** Batch sizes are shown in this many steps: the n-th holds those up to n/8 of `maxBatchSize`. */
@@ -44,6 +45,14 @@ export const COLUMNS = [
   "filledMs",
   "emptyMs",
   "idleMs",
+  /** Cells of measured batches as a padded model computes them (rows × longest), as order of arrival would have, and
+   * those that hold input. */
+  "paddedCells",
+  "inOrderCells",
+  "usefulCells",
+  /** Worker time of measured batches of a padded model, and what grouping saved there; may be negative. */
+  "groupedMs",
+  "savedMs",
   "oldestWaitMs",
   "load",
   "cached",
@@ -87,6 +96,10 @@ export type BatchRow = readonly [
   attempt: number,
   /** Tasks by tier, as "3/0/12"; "" when unknown (the batch ran in another process). */
   tiers: string,
+  /** Longest input, sum, and longest in order of arrival, in tokens: "96/4100/412"; "" while running or unmeasured. */
+  lengths: string,
+  /** Why it left and was made of these, in one sentence; "" where the frame has no room for it. */
+  why: string,
 ];
 
 export interface WorkerRow {
@@ -140,6 +153,8 @@ export interface ModelFrame {
   readonly workers: readonly WorkerRow[];
   /** Null where this process runs no batches. */
   readonly curve: CurveFrame | null;
+  /** Null also where a batch's time does not follow its inputs' lengths. */
+  readonly cost: CostFrame | null;
   /** Seconds that ended since the frame before; usually one or none. */
   readonly slots: Slots;
   /** Batches that began or ended since the frame before; the last row per batch counts. */
@@ -157,6 +172,16 @@ export interface CurveFrame {
   readonly knee: { readonly size: number; readonly ms: number; readonly perSecond: number } | null;
   /** Advice for `maxBatchSize`; "" for none. */
   readonly hint: string;
+}
+
+export interface CostFrame {
+  readonly kind: CostKind;
+  /** "0.5 ms + 5 µs a row + 0.46 µs a token of the padded batch" */
+  readonly words: string;
+  /** Computed over useful cells of the last minute or so; null without a measured batch. */
+  readonly paddingRatio: number | null;
+  /** Inputs of similar length share a batch. */
+  readonly grouped: boolean;
 }
 
 export interface Note {

@@ -2,7 +2,8 @@
  * Simulated GPU for demos, capacity plans and tests. Output = input. Uses only the given clock, so on a virtual clock a
  * day takes seconds.
  *
- *   service time = (baseMs + n * perItemMs) * max(0.3, 1 + jitter * N(0,1)), times slowFactor if slow
+ *   service time = (baseMs + n * perItemMs + n * l * perTokenMs) * max(0.3, 1 + jitter * N(0,1)), times slowFactor if
+ *                  slow; l: estimated tokens of the longest input, to which a model pads the others
  *
  * Each worker draws faults from its own seeded generator: one draw per batch decides between error (`failed`), hang (no
  * reply until aborted) and short (one output missing, so `unusable`); a second whether it is slow. All but a hang show
@@ -16,6 +17,7 @@ import assert from "node:assert/strict";
 import type { Alarm, Clock } from "../../app/clock.ts";
 import { Random } from "../../core/random.ts";
 import type { Json } from "../../core/task.ts";
+import { estimateTokens } from "../../core/weight.ts";
 import type { Backend, Batch, Reply, Worker } from "./backend.ts";
 import { firstNumbers, freeNumber } from "./child-workers.ts";
 import { failed, match, rejected } from "./replies.ts";
@@ -26,6 +28,10 @@ export interface SimulatedOptions {
   readonly numbers?: readonly number[] | undefined;
   readonly baseMs: number;
   readonly perItemMs: number;
+  /** 0 by default. */
+  readonly perTokenMs?: number;
+  /** For plans and benchmarks: the time of a batch without scatter, instead of the three values above. */
+  readonly batchMs?: ((rows: number, longest: number, total: number) => number) | undefined;
   /** Faults, for tests and plans; none by default. */
   readonly jitter?: number;
   readonly errorRate?: number;
@@ -176,7 +182,7 @@ class SimulatedWorker implements Worker {
     if (fault !== "down") next.begun?.();
     if (fault === "hang") return;
     const { batch } = next;
-    const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch.tasks.length);
+    const afterMs = fault === "down" ? REFUSED_AFTER_MS : this.#drawServiceMs(batch);
     next.alarm = this.#clock.at(this.#clock.now() + afterMs, () => {
       const reply = this.#reply(batch, fault);
       if (reply.kind === "failed" && reply.blame === "batch") this.#drop(reply.message);
@@ -227,11 +233,24 @@ class SimulatedWorker implements Worker {
     return "none";
   }
 
-  #drawServiceMs(size: number): number {
-    const { baseMs, perItemMs, jitter = 0, slowRate = 0, slowFactor = 10 } = this.#options;
+  #drawServiceMs({ tasks }: Batch): number {
+    const { jitter = 0, slowRate = 0, slowFactor = 10 } = this.#options;
     const slow = this.#random.next() < slowRate ? slowFactor : 1;
     const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#random.gaussian());
-    return (baseMs + size * perItemMs) * noise * slow;
+    return this.#batchMs(tasks) * noise * slow;
+  }
+
+  #batchMs(tasks: Batch["tasks"]): number {
+    const { baseMs, perItemMs, perTokenMs = 0, batchMs } = this.#options;
+    const rows = tasks.length;
+    if (perTokenMs === 0 && batchMs === undefined) return baseMs + rows * perItemMs;
+    let [longest, total] = [0, 0];
+    for (const { input } of tasks) {
+      const tokens = estimateTokens(input);
+      longest = Math.max(longest, tokens);
+      total += tokens;
+    }
+    return batchMs?.(rows, longest, total) ?? baseMs + rows * (perItemMs + longest * perTokenMs);
   }
 
   #reply(batch: Batch, fault: Fault): Reply {

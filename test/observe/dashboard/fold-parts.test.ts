@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import type { ShedReason } from "../../../src/observe/events.ts";
+import type { Frame } from "../../../src/observe/dashboard/frames.ts";
 import { WorkerBook } from "../../../src/observe/dashboard/workers.ts";
 import { LoopDelay } from "../../../src/observe/processes.ts";
 import { Latencies } from "../../../src/observe/dashboard/quantiles.ts";
@@ -180,11 +181,48 @@ describe("bounds", () => {
     assert.equal(workers.length, 16);
   });
 
+  test("batches come before the sentences of batches, and those of the last before the others", async () => {
+    using stage = new Stage();
+    const why = "48 of 64: similar length; 9 longer ones wait for the next worker, at most 12 ms";
+    const run = (count: number): void => {
+      for (let n = 0; n < count; n++) {
+        const id = `${stage.clock.now()}-${String(n).padStart(4, "0")}-4111-8111-111111111111`;
+        stage.begin(id, "gpu-1", gold(60), { why });
+        stage.end(id, "gpu-1", 60, 1);
+      }
+    };
+    const told = (frame: Frame): boolean[] => frame.models[0]!.batches.map((row) => row[11] === why);
+    stage.fold.frame();
+    run(10);
+    assert.ok(told(stage.fold.frame()).every((each) => each));
+    await stage.to(1000);
+    run(60);
+    const frame = stage.fold.frame();
+    const bytes = JSON.stringify(frame).length;
+    assert.ok(bytes <= 8192, `${bytes} bytes`);
+    assert.deepEqual([frame.models[0]!.batches.length, frame.models[0]!.batchesLeftOut], [60, 0]);
+    const first = told(frame).indexOf(true);
+    assert.ok(first > 20 && first < 59, `from the ${first}th on`);
+    assert.ok(
+      told(frame)
+        .slice(first)
+        .every((each) => each),
+    );
+    for (let second = 2; second < 22; second++) {
+      await stage.to(1000 * second);
+      run(60);
+    }
+    const hello = stage.fold.hello();
+    assert.equal(hello.models[0]!.batches.length, 1000);
+    assert.ok(JSON.stringify(hello).length < 300_000);
+    assert.deepEqual([told(hello)[0], told(hello)[999]], [false, true]);
+  });
+
   test("a model that is quiet leaves its room in the frame to the one that is not", async () => {
     const quiet = { name: "quiet", maxBatchSize: 64, maxWaitMs: 50, policy: "adaptive" };
     using stage = new Stage({ models: [{ ...quiet, name: "embed" }, quiet] });
     stage.fold.frame();
-    for (let n = 0; n < 55; n++) {
+    for (let n = 0; n < 50; n++) {
       const id = `${String(n).padStart(8, "0")}-1111-4111-8111-111111111111`;
       stage.begin(id, `gpu-${1 + (n % 2)}`, gold(60));
       stage.end(id, `gpu-${1 + (n % 2)}`, 60, 30);
@@ -193,7 +231,7 @@ describe("bounds", () => {
     const frame = stage.fold.frame();
     const bytes = JSON.stringify(frame).length;
     assert.ok(bytes <= 8192 && bytes > 4096, `${bytes} bytes`);
-    assert.deepEqual([frame.models[0]!.batches.length, frame.models[0]!.batchesLeftOut], [55, 0]);
+    assert.deepEqual([frame.models[0]!.batches.length, frame.models[0]!.batchesLeftOut], [50, 0]);
   });
 
   test("a hello says how many batches it left out of what is drawn, not of the minute before", async () => {

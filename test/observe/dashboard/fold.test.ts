@@ -164,6 +164,8 @@ describe("seconds", () => {
       1,
       1,
       "8/0/0",
+      "",
+      "",
     ]);
     assert.deepEqual(second.notes, []);
     const hello = stage.fold.hello();
@@ -218,7 +220,7 @@ describe("worker time", () => {
       slots.fill.map(([count]) => count),
       [1, 0, 0, 0, 1, 0, 0, 1],
     );
-    assert.deepEqual(batches.find(([id]) => id === "b2")!.slice(8), [3, "1/1/2"]);
+    assert.deepEqual(batches.find(([id]) => id === "b2")!.slice(8, 10), [3, "1/1/2"]);
   });
 
   test("a gateway learns of batches from the ends of its tasks, each once, and long ones are carried on", async () => {
@@ -242,10 +244,88 @@ describe("worker time", () => {
     const { slots, batches } = stage.look();
     assert.deepEqual(slots.columns.batches, [0, 0, 1, 0, 0, 0]);
     assert.deepEqual(slots.columns.tasks, [0, 0, 32, 0, 0, 0]);
-    assert.deepEqual(batches, [["far", "gpu-1", START + 500, START + 2900, 32, 2, 20, 1, 1, ""]]);
+    assert.deepEqual(batches, [["far", "gpu-1", START + 500, START + 2900, 32, 2, 20, 1, 1, "", "", ""]]);
     // 2.4 s were heard of in one second, and one worker has only 1 s in each.
     assert.deepEqual(slots.columns.filledMs, [0, 0, 500, 500, 200, 0]);
     assert.deepEqual(slots.columns.idleMs, [1000, 1000, 0, 0, 600, 1000]);
+  });
+});
+
+describe("padding", () => {
+  test("cells of measured batches, what order of arrival would have computed, and the time between", async () => {
+    using stage = new Stage();
+    stage.begin("b1", "gpu-1", gold(4), { why: "4 of 64: similar length" });
+    stage.begin("b2", "gpu-2", gold(2));
+    await stage.to(200);
+    const [short, long] = [
+      { longest: 10, total: 30, inOrder: 90 },
+      { longest: 90, total: 150, inOrder: 80 },
+    ];
+    stage.end("b1", "gpu-1", 4, 200, { shape: { rows: 4, ...short }, savedMs: 300 });
+    stage.end("b2", "gpu-2", 2, 100, { shape: { rows: 2, ...long }, savedMs: -40 });
+    // One whose cost is not known yet, and one that was not measured.
+    for (const id of ["b3", "b4"]) stage.begin(id, "gpu-1", gold(1));
+    stage.end("b3", "gpu-1", 1, 9, { shape: { rows: 1, longest: 5, total: 5, inOrder: 5 } });
+    stage.end("b4", "gpu-1", 1, 9);
+    await stage.to(1000);
+    assert.deepEqual(column(stage, "paddedCells"), [40 + 180 + 5]);
+    assert.deepEqual(column(stage, "inOrderCells"), [360 + 160 + 5]);
+    assert.deepEqual(column(stage, "usefulCells"), [30 + 150 + 5]);
+    assert.deepEqual(column(stage, "groupedMs"), [300]);
+    assert.deepEqual(column(stage, "savedMs"), [260]);
+    assert.deepEqual(
+      stage.look().batches.map((row) => [row[0], ...row.slice(10)]),
+      [
+        ["b1", "10/30/90", "4 of 64: similar length"],
+        ["b2", "90/150/80", ""],
+        ["b3", "5/5/5", ""],
+        ["b4", "", ""],
+      ],
+    );
+  });
+
+  test("what a batch's time follows is told in words, unless that is its size alone", async () => {
+    using stage = new Stage();
+    assert.equal(stage.look().cost, null);
+    const rows = { kind: "rows", baseMs: 12, perRowMs: 0.25, perTokenMs: 0, grouped: false } as const;
+    stage.model.cost = rows;
+    assert.equal(stage.look().cost, null);
+    stage.model.cost = { ...rows, grouped: true };
+    assert.deepEqual(stage.look().cost, {
+      kind: "rows",
+      words: "12 ms + 0.25 ms a row",
+      paddingRatio: null,
+      grouped: true,
+    });
+    const padded = { baseMs: 0.4991, perRowMs: 0.00512, perTokenMs: 0.000_46, grouped: true };
+    stage.model.cost = { kind: "padded", ...padded };
+    stage.model.paddingRatio = 1.2345;
+    assert.deepEqual(stage.look().cost, {
+      kind: "padded",
+      words: "0.5 ms + 5.1 µs a row + 0.46 µs a token of the padded batch",
+      paddingRatio: 1.23,
+      grouped: true,
+    });
+    stage.model.cost = { kind: "packed", ...padded, perRowMs: 0 };
+    assert.equal(stage.look().cost!.words, "0.5 ms + 0.46 µs a token");
+  });
+
+  test("a worker that is given longer inputs is not slow", async () => {
+    using stage = new Stage();
+    let now = 0;
+    const run = async (count: number, longest: number, ms: number, savedMs?: number): Promise<void> => {
+      for (let n = 0; n < count; n++) {
+        stage.begin(`${now}`, "gpu-1", gold(8));
+        await stage.to((now += ms));
+        const shape = { rows: 8, longest, total: 8 * longest, inOrder: longest };
+        stage.end(`${now - ms}`, "gpu-1", 8, ms, { shape, savedMs });
+      }
+    };
+    await run(300, 100, 100, 0);
+    await run(16, 400, 400, 0);
+    assert.doesNotMatch(stage.look().verdict.sentence, /slow/i);
+    await run(16, 100, 400, 0);
+    assert.match(stage.look().verdict.sentence, /slow/i);
   });
 });
 

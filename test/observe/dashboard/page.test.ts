@@ -117,7 +117,7 @@ describe("the history", () => {
 });
 
 describe("batches", () => {
-  const row = (id: string, start: number, end: number): BatchRow => [
+  const row = (id: string, start: number, end: number, lengths = "", why = ""): BatchRow => [
     id,
     "gpu-1",
     start,
@@ -128,6 +128,8 @@ describe("batches", () => {
     1,
     1,
     "5",
+    lengths,
+    why,
   ];
 
   test("a batch whose end was left out is over when the next begins, or when its worker has none", () => {
@@ -176,6 +178,15 @@ describe("batches", () => {
       batches.latest(1).map(({ id }) => id),
       ["b"],
     );
+  });
+
+  test("what was told of it stays: its sentence, its lengths", () => {
+    const batches = new Batches();
+    batches.merge([row("a", 100, 0, "", "similar length")], 200);
+    assert.equal(batches.of("gpu-1")[0]!.lengths, undefined);
+    batches.merge([row("a", 100, 190, "16/60/412", "")], 300);
+    const { lengths, why } = batches.of("gpu-1")[0]!;
+    assert.deepEqual([lengths, why], [{ longest: 16, total: 60, inOrder: 412 }, "similar length"]);
   });
 
   test("those of more than a minute ago are forgotten, also one that never ended", () => {

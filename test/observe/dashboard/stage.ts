@@ -4,7 +4,12 @@ import { Fold, type FoldRules } from "../../../src/observe/dashboard/fold.ts";
 import type { ModelFrame } from "../../../src/observe/dashboard/frames.ts";
 import type { BatchNote, DispatchReason } from "../../../src/core/task.ts";
 import { VirtualClock } from "../../../src/cli/plan/virtual-clock.ts";
-import { type AnsweredRequest, Events, type WorkerState } from "../../../src/observe/events.ts";
+import {
+  type AnsweredRequest,
+  type EventFields,
+  Events,
+  type WorkerState,
+} from "../../../src/observe/events.ts";
 import type { ModelSight, ProcessSight, WorkerSight } from "../../../src/observe/sight.ts";
 import { Tally } from "../../../src/observe/tally.ts";
 import { PROCESS } from "../stage.ts";
@@ -107,17 +112,23 @@ export class Stage implements Disposable {
     id: string,
     worker: string,
     tiers: readonly number[],
-    more: { reason?: DispatchReason; attempt?: number } = {},
+    more: { reason?: DispatchReason; attempt?: number; why?: string } = {},
   ): void {
-    const { reason = "idle", attempt = 1 } = more;
+    const { reason = "idle", attempt = 1, why = "" } = more;
     const now = this.clock.now();
     const tasks = tiers.map((tier) => ({ task: { tier } as never, attempt, queuedAt: now - 10 }));
-    const batch = this.note(id, now, tiers.length, { worker, reason });
+    const batch = this.note(id, now, tiers.length, { worker, reason, why });
     this.events.emit("batch.started", { model: "embed", batch, maxBatchSize: 64, oldestWaitMs: 10, tasks });
   }
 
-  end(id: string, worker: string, size: number, busyMs: number): void {
-    const rest = { size, reason: "idle" as const, calls: 1, busyMs };
+  end(
+    id: string,
+    worker: string,
+    size: number,
+    busyMs: number,
+    measured: Pick<EventFields["batch.settled"], "shape" | "savedMs"> = {},
+  ): void {
+    const rest = { size, reason: "idle" as const, calls: 1, busyMs, ...measured };
     this.events.emit("batch.settled", { model: "embed", batchId: id, worker, ...rest });
   }
 

@@ -53,6 +53,15 @@ describe("simulated:", () => {
     assert.equal(await timed(clock, backend, 64), 228);
   });
 
+  test("with perTokenMs every input counts as long as the longest", async () => {
+    const clock = new ManualClock();
+    const backend = new SimulatedBackend({ ...calm, perTokenMs: 0.5 }, clock);
+    const running = backend.workers[0]!.run(batchOf(["[1,2,3,4,5,6,7,8]", '"four"', "[1]"]), never);
+    assert.equal(clock.nextMs, 100 + 3 * 2 + 3 * 8 * 0.5);
+    clock.advance(clock.nextMs);
+    await running;
+  });
+
   test("jitter spreads the time, never below 0.3 of it; slow batches take slowFactor longer", async () => {
     const clock = new ManualClock();
     const backend = new SimulatedBackend({ ...calm, perItemMs: 0, jitter: 2, slowRate: 0.1 }, clock);

@@ -27,6 +27,7 @@ const HEIGHT_PX = 148;
  * @property {(value: number) => string} axis how a value is written beside the y axis
  * @property {(values: readonly (number | null)[], secondsAgo: number | undefined) => string} read what the values say in words; undefined: of late
  * @property {number} [top] where the y axis ends; left out: as the data says
+ * @property {number} [bottom] where it begins; left out: 0
  */
 
 export class Chart {
@@ -96,7 +97,7 @@ export class Chart {
   /** @param {number} width @returns {uPlot.Options} */
   #settings(width) {
     const { soft, line } = colours();
-    const { axis, top, lines } = this.#options;
+    const { axis, top, bottom = 0, lines } = this.#options;
     const font = "11px system-ui, sans-serif";
     const rangeS = this.#rangeS;
     const apart = { 60: 20, 300: 60, 900: 300 }[rangeS] ?? rangeS;
@@ -113,7 +114,12 @@ export class Chart {
       cursor: { y: false, drag: { x: false, y: false }, points: { size: 6 } },
       scales: {
         x: { time: false, range: () => [-rangeS, 0] },
-        y: { range: (_, __, most) => [0, top ?? roof(Math.max(most ?? 0, this.#limitWithin(most ?? 0)))] },
+        y: {
+          range: (_, __, most) => [
+            bottom,
+            top ?? roof(Math.max(most ?? 0, bottom, this.#limitWithin(most ?? 0))),
+          ],
+        },
       },
       axes: [
         {

@@ -52,6 +52,11 @@ export function share(value) {
   return `${percent < 10 ? Math.round(percent * 10) / 10 : thousands.format(percent)} %`;
 }
 
+/** 1.236 → "1.24×", 12.34 → "12.3×". @param {number | null | undefined} value */
+export function times(value) {
+  return value === null || value === undefined || !Number.isFinite(value) ? NONE : `${count(value)}×`;
+}
+
 /** HH:MM:SS on the viewer's clock. @param {number} instant */
 export function time(instant) {
   const at = new Date(instant);

@@ -1,13 +1,14 @@
-/** The three charts over time, and the bars under them. */
-/** @import { Column } from "../frames.ts" */
+/** The charts over time, and the bars under them. */
+/** @import { Column, CostFrame } from "../frames.ts" */
 /** @import { View } from "./app.js" */
 import { Chart } from "./charts.js";
-import { byId, table } from "./dom.js";
-import { count, ms, rate, share } from "./format.js";
+import { byId, say, show, table } from "./dom.js";
+import { count, ms, rate, share, span, times } from "./format.js";
 import { Split } from "./panels.js";
 
 const LATENCIES = /** @type {const} */ (["p50", "p95", "p99"]);
 const GPU_PARTS = /** @type {const} */ (["filledMs", "emptyMs", "idleMs"]);
+const CELLS = /** @type {const} */ (["paddedCells", "inOrderCells", "usefulCells"]);
 const TABLE_ROWS = 12;
 
 /** As the five numbers: what a header says of the last second alone would contradict them. */
@@ -51,6 +52,16 @@ export class Graphs {
       return `${when(ago)}${share(filled)} filled · ${share(busy - (filled ?? 0))} empty · ${share(1 - busy)} idle`;
     },
   });
+  #padding = new Chart("padding", {
+    bottom: 1,
+    lines: [
+      { name: "in order of arrival", colour: "middle", width: 1.5, dash: [5, 3] },
+      { name: "computed over useful cells", colour: "strong", width: 2 },
+    ],
+    axis: (value) => times(value),
+    read: ([inOrder, padded], ago) =>
+      `${when(ago)}━ ${times(padded)} ┅ ${times(inOrder)} in order of arrival`,
+  });
   #split = new Split("split", [
     ["queue", "cut-queue"],
     ["worker", "cut-worker"],
@@ -65,6 +76,10 @@ export class Graphs {
     ["filled seats", "cut-worker"],
     ["empty seats", "cut-queue"],
     ["idle", "cut-gateway"],
+  ]);
+  #paddingSplit = new Split("padding-split", [
+    ["useful cells", "cut-worker"],
+    ["padding", "cut-queue"],
   ]);
   #drawn = "";
 
@@ -109,11 +124,33 @@ export class Graphs {
     const sums = GPU_PARTS.map(sum);
     const all = sums.reduce((sum, each) => sum + each, 0);
     this.#gpuSplit.update(sums, (value) => share(value / all));
+    this.#showPadding(view);
     if (view.tables) this.#tables(view);
   }
 
   repaint() {
-    for (const chart of [this.#latency, this.#rate, this.#gpu]) chart.repaint();
+    for (const chart of [this.#latency, this.#rate, this.#gpu, this.#padding]) chart.repaint();
+  }
+
+  /** Only of a model whose inputs are measured and matter. @param {View} view */
+  #showPadding({ history, rangeS, model: { cost } }) {
+    const ofLate = cost !== null || history.sum("groupedMs", history.length) > 0;
+    const shown = ofLate && history.sum("usefulCells", history.length) > 0;
+    show(byId("padding-panel"), shown);
+    if (!shown) return;
+    const [padded = [], inOrder = [], useful = []] = CELLS.map((name) => history.last(name, rangeS));
+    const over = (/** @type {readonly (number | null)[]} */ cells) =>
+      cells.map((each, at) => (useful[at] ? (each ?? 0) / useful[at] : null));
+    const lately = CELLS.map((name) => history.sum(name, RECENT_S));
+    const recent = (/** @type {number | undefined} */ cells) => (lately[2] ? (cells ?? 0) / lately[2] : null);
+    this.#padding.update([over(inOrder), over(padded)], rangeS, [recent(lately[1]), recent(lately[0])]);
+    const [all, used] = [history.sum("paddedCells", rangeS), history.sum("usefulCells", rangeS)];
+    this.#paddingSplit.update([used, Math.max(0, all - used)], (value) => share(value / all));
+    say(
+      byId("padding-saved"),
+      savedWords(history.sum("groupedMs", rangeS), history.sum("savedMs", rangeS), rangeS),
+    );
+    say(byId("padding-cost"), cost === null ? "" : costWords(cost));
   }
 
   /** @param {View} view */
@@ -135,6 +172,7 @@ export class Graphs {
     put("latency", ["p50", "p95", "p99"], lines(LATENCIES, ms));
     put("rate", ["all", "refused", "failed"], lines(["requests", "refused", "failed"], rate));
     put("gpu", ["filled seats", "empty seats", "idle"], lines(GPU_PARTS, ms));
+    put("padding", ["computed cells", "in order of arrival", "useful"], lines(CELLS, count));
   }
 }
 
@@ -142,4 +180,19 @@ export class Graphs {
 function requestsOf({ history, rangeS }) {
   const load = history.last("load", rangeS);
   return history.last("requests", rangeS).map((each, i) => (load[i] === null && each === 0 ? null : each));
+}
+
+/** Against batches of as many inputs in order of arrival. @param {number} busyMs @param {number} savedMs @param {number} rangeS */
+function savedWords(busyMs, savedMs, rangeS) {
+  if (busyMs === 0) return "";
+  if (savedMs < 0) return `Grouping by length cost ${ms(-savedMs)} of GPU time in ${span(rangeS)}.`;
+  const part = share(savedMs / (busyMs + savedMs));
+  return `Grouping by length saved ${ms(savedMs)} of GPU time, ${part} of what order of arrival would have taken.`;
+}
+
+/** @param {CostFrame} cost */
+function costWords({ kind, words, grouped }) {
+  const takes = `A batch takes ${words}.`;
+  if (kind === "packed") return `${takes} Its time follows what is sent: padding costs nothing.`;
+  return grouped ? takes : `${takes} Inputs are not grouped: lengths is off.`;
 }

@@ -141,7 +141,11 @@ export function total(list, seconds) {
  * @property {number} calls
  * @property {number} attempt
  * @property {string} tiers
+ * @property {Lengths | undefined} lengths of its inputs, once it has ended and was measured
+ * @property {string} why "": not told
  */
+
+/** In tokens. @typedef {{ longest: number, total: number, inOrder: number }} Lengths */
 
 /**
  * The batches of the last minute, by worker, in the order in which they began.
@@ -174,12 +178,27 @@ export class Batches {
 
   /** @param {readonly BatchRow[]} rows @param {number} now */
   merge(rows, now) {
-    for (const [id, worker, start, end, size, reason, oldestWaitMs, calls, attempt, tiers] of rows) {
+    for (const row of rows) {
+      const [id, worker, start, end, size, reason, oldestWaitMs, calls, attempt, tiers, measured, why] = row;
       const known = this.#byId.get(id);
-      const batch = { id, worker, start, end, size, reason, oldestWaitMs, calls, attempt, tiers };
+      const lengths = lengthsOf(measured) ?? known?.lengths;
+      const batch = {
+        id,
+        worker,
+        start,
+        end,
+        size,
+        reason,
+        oldestWaitMs,
+        calls,
+        attempt,
+        tiers,
+        lengths,
+        why,
+      };
       // One that is over does not run again, whatever an older word says.
       if (known === undefined) this.#add(batch);
-      else Object.assign(known, batch, { end: end || known.end });
+      else Object.assign(known, batch, { end: end || known.end, why: why || known.why });
     }
     for (const [worker, row] of this.#byWorker) this.#prune(worker, row, now - KEPT_BATCHES_MS);
   }
@@ -220,6 +239,13 @@ export class Batches {
     for (const { id } of row.splice(0, old)) this.#byId.delete(id);
     if (row.length === 0) this.#byWorker.delete(worker);
   }
+}
+
+/** @param {string} measured @returns {Lengths | undefined} */
+function lengthsOf(measured) {
+  if (measured === "") return undefined;
+  const [longest = 0, total = 0, inOrder = 0] = measured.split("/").map(Number);
+  return { longest, total, inOrder };
 }
 
 /** @param {Batch | undefined} batch */

@@ -5,10 +5,10 @@
  * those that are down come first.
  */
 /** @import { WorkerRow } from "../frames.ts" */
-/** @import { Batch } from "./state.js" */
+/** @import { Batch, Lengths } from "./state.js" */
 /** @import { View } from "./app.js" */
 import { byId, copy, h, mark, Rows, say, show, table, the } from "./dom.js";
-import { age, count, ms, plural, share } from "./format.js";
+import { age, count, ms, plural, share, times } from "./format.js";
 import { LAG_MS, Lanes } from "./lanes.js";
 
 const WORDS = [
@@ -51,6 +51,10 @@ export class Workers {
     canvas.addEventListener("click", (event) => {
       this.lanes.chosen = this.lanes.at(event.offsetX, event.offsetY);
       this.#showBatch();
+    });
+    canvas.addEventListener("mousemove", (event) => {
+      const batch = this.lanes.at(event.offsetX, event.offsetY);
+      mark(canvas, "title", batch === undefined ? false : whyWords(batch));
     });
     canvas.addEventListener("keydown", (event) => this.#key(event));
     byId("lanes-before").addEventListener("click", () => this.#turn(-1));
@@ -156,8 +160,9 @@ export class Workers {
         String(batch.size),
         hello.reasons[batch.reason] ?? "?",
         ms(batch.oldestWaitMs),
+        count(batch.lengths?.longest),
       ]);
-    const heads = ["Worker", "Began (UTC)", "Time", "Tasks", "Reason", "Oldest wait"];
+    const heads = ["Worker", "Began (UTC)", "Time", "Tasks", "Reason", "Oldest wait", "Longest input"];
     return table(heads, lines, "The latest 20 batches");
   }
 }
@@ -173,6 +178,7 @@ function describe(batch, most, hello, close) {
     ["Time", batch.end === 0 ? "still running" : ms(batch.end - batch.start)],
     ["Oldest wait", ms(batch.oldestWaitMs)],
     batch.tiers === "" ? [] : ["Tasks", tiers.join(", ")],
+    batch.lengths === undefined ? [] : ["Lengths", lengthWords(batch.size, batch.lengths)],
     batch.attempt > 1 ? ["Tried before", `holds tasks at attempt ${batch.attempt}`] : [],
     batch.calls > 1 ? ["Calls", `${batch.calls}: it was cut to find a bad input`] : [],
     ["Batch", batch.id],
@@ -184,7 +190,7 @@ function describe(batch, most, hello, close) {
       "p",
       { class: "card-head" },
       h("span", { class: `swatch ${reason}`, "aria-hidden": "true" }, reason[0]?.toUpperCase() ?? ""),
-      h("strong", {}, `Left because ${WORDS[batch.reason] ?? reason}.`),
+      h("strong", {}, whyWords(batch)),
       h("span", { class: "grow" }),
       copyButton,
       h("button", { type: "button", onclick: close, "aria-label": "Close the batch" }, "✕"),
@@ -195,6 +201,19 @@ function describe(batch, most, hello, close) {
       ...facts.map(([name, value]) => h("div", {}, h("dt", {}, name ?? ""), h("dd", {}, value ?? ""))),
     ),
   ];
+}
+
+/** @param {Batch} batch */
+function whyWords({ why, reason }) {
+  if (why === "") return `Left because ${WORDS[reason] ?? "?"}.`;
+  return `${why[0]?.toUpperCase()}${why.slice(1)}.`;
+}
+
+/** @param {number} rows @param {Lengths} lengths */
+function lengthWords(rows, { longest, total, inOrder }) {
+  const padding = `${times((rows * longest) / total)} padding`;
+  const instead = inOrder === longest ? "" : `; in order of arrival up to ${count(inOrder)}`;
+  return `up to ${plural(longest, "token")}, ${count(total / rows)} on average, ${padding}${instead}`;
 }
 
 function makeRow() {
