@@ -108,7 +108,12 @@ describe("a valid file", () => {
     assert.deepEqual(padOfModel(", lengths: off, pad: { outputs: auto }"), { ...nothing, axis: 1, value: 0 });
     const full = "pad: { axis: 2, value: 1.5, inputs: [x], outputs: [y, z], lengthsInput: n }";
     assert.deepEqual(padOfModel(`, lengths: [8, 16], ${full}`), {
-      ...{ axis: 2, value: 1.5, inputs: ["x"], outputs: ["y", "z"], lengthsInput: "n", classes: [8, 16] },
+      axis: 2,
+      value: 1.5,
+      inputs: ["x"],
+      outputs: ["y", "z"],
+      lengthsInput: "n",
+      classes: [8, 16],
     });
     assert.deepEqual(padOfModel(", pad: { outputs: none }")!.outputs, []);
   });

@@ -148,7 +148,7 @@ export interface WorkerReply {
 }
 
 export type Outputs =
-  | { readonly outputs: readonly Json[]; readonly flaw?: never }
+  | { readonly outputs: readonly Json[]; readonly flaw?: never; readonly divide?: never }
   /**
    * The message follows "worker's reply". `inseparable`: the worker must get one input at a time. `divide`: smaller
    * batches of the same inputs may be answered, and the worker is not to blame.
