@@ -1,15 +1,23 @@
-/** What the card does meanwhile: by nvidia-smi, and by the worker's own account (`GPU_BUSY_FILE` of models.py). */
+/** What the card does meanwhile: by nvidia-smi, and by the worker's own account (`GPU_BUSY_FILE`, common.py). */
 import { type ChildProcess, spawn } from "node:child_process";
 import { readFileSync } from "node:fs";
 
 /** Not often: each question holds up those who start kernels. */
 const SAMPLE_MS = 2000;
 
+interface Totals {
+  readonly seconds: number;
+  readonly cells: number;
+  readonly tokens: number;
+}
+
+const NONE: Totals = { seconds: NaN, cells: NaN, tokens: NaN };
+
 export class Card implements Disposable {
   readonly #busyFile: string;
   readonly #samples: number[] = [];
   readonly #smi: ChildProcess;
-  #secondsAtStart = NaN;
+  #atStart: Totals = NONE;
   #startedAt = 0;
 
   constructor(busyFile: string) {
@@ -24,25 +32,33 @@ export class Card implements Disposable {
 
   start(): void {
     this.#samples.length = 0;
-    this.#secondsAtStart = this.#seconds();
+    this.#atStart = this.#totals();
     this.#startedAt = performance.now();
   }
 
-  /** Shares since the start: of the time in which kernels ran, as nvidia-smi sees it, and in which there was a batch. */
-  read(): { readonly kernels: number; readonly batches: number } {
+  /**
+   * Since the start, the shares of time in which kernels ran, as nvidia-smi sees it, and in which there was a batch; and
+   * computed over useful cells, where the worker counts them.
+   */
+  read(): { readonly kernels: number; readonly batches: number; readonly padding: number } {
+    const { seconds, cells, tokens } = this.#totals();
+    const from = this.#atStart;
     const sum = this.#samples.reduce((all, each) => all + each, 0);
     const elapsed = (performance.now() - this.#startedAt) / 1000;
     return {
       kernels: sum / this.#samples.length / 100,
-      batches: (this.#seconds() - this.#secondsAtStart) / elapsed,
+      batches: (seconds - from.seconds) / elapsed,
+      padding: (cells - from.cells) / (tokens - from.tokens),
     };
   }
 
-  #seconds(): number {
+  #totals(): Totals {
     try {
-      return readFileSync(this.#busyFile).readDoubleLE(0);
+      const bytes = readFileSync(this.#busyFile);
+      const [seconds, cells, tokens] = [0, 8, 16].map((at) => bytes.readDoubleLE(at));
+      return { seconds: seconds!, cells: cells!, tokens: tokens! };
     } catch {
-      return NaN;
+      return NONE;
     }
   }
 

@@ -91,3 +91,18 @@ void test("a run of which the card's own pace is not known is left out", () => {
   assert.doesNotMatch(svg, /NaN|>broken</);
   assert.equal(widths(svg, "ferry").length, 1);
 });
+
+void test("of inputs that differ in length: sorted ones are the full width", () => {
+  const mixed = section("mixed", {
+    "card, sorted, full batches of 64": 19_000,
+    "card, in order of arrival, full batches of 64": 4000,
+    "Ferry, lengths: auto, saturated": 15_200,
+    "Ferry, lengths: off, saturated": 3800,
+  });
+  const svg = throughputChart(env, [mixed, steady]);
+  const [sorted, card] = widths(svg, "card");
+  assert.equal(sorted, card);
+  const [auto, off] = widths(svg, "ferry");
+  assert.ok(Math.abs(auto! / sorted! - 0.8) < 0.001 && Math.abs(off! / sorted! - 0.2) < 0.001);
+  assert.ok(svg.includes(">Ferry, grouped by length<") && svg.includes(">Ferry, in order of arrival<"));
+});

@@ -11,7 +11,10 @@ import { type Environment, format, type Section } from "../report.ts";
 /** In the order in which they stand below each other; what was not measured is left out. */
 const WAYS = [
   ["card, full batches of 64", "the card, full batches in a loop", "card"],
+  ["card, sorted, full batches of 64", "the card, inputs sorted by length", "card"],
   ["Ferry, saturated", "Ferry", "ferry"],
+  ["Ferry, lengths: auto, saturated", "Ferry, grouped by length", "ferry"],
+  ["Ferry, lengths: off, saturated", "Ferry, in order of arrival", "ferry"],
   ["Ferry, /v1/embeddings, saturated", "Ferry, OpenAI's API", "ferry"],
   ["Mosec, saturated", "Mosec", "peer"],
   ["LitServe, saturated", "LitServe", "peer"],
@@ -36,13 +39,22 @@ const STYLE = `
 const rateIn = ({ report }: Section, name: string): number | undefined =>
   report.figures.find((figure) => figure.name === name)?.value;
 
+/** The card's own pace; 0 where it is not known. */
+function ceilingOf(section: Section): number {
+  for (const [name, , kind] of WAYS) {
+    const rate = kind === "card" ? rateIn(section, name) : undefined;
+    if (rate !== undefined) return rate;
+  }
+  return 0;
+}
+
 /** Without those of which the card's own pace is not known: there is nothing to compare with. */
 export function throughputChart(env: Environment, all: readonly Section[]): string {
-  const sections = all.filter((section) => (rateIn(section, WAYS[0][0]) ?? 0) > 0);
+  const sections = all.filter((section) => ceilingOf(section) > 0);
   const parts: string[] = [];
   let y = 68;
   for (const section of sections) {
-    const ceiling = rateIn(section, WAYS[0][0])!;
+    const ceiling = ceilingOf(section);
     parts.push(text(20, y + 17, section.scenario, "text name"));
     for (const [name, shown, kind] of WAYS) {
       const rate = rateIn(section, name);

@@ -15,7 +15,7 @@ export interface GpuLoad {
   readonly port: number;
   readonly path: string;
   readonly model: string;
-  readonly tokens: number;
+  readonly tokens: number | string;
   readonly shape: Shape;
   readonly process: number;
   readonly load: LoadKind;
@@ -32,6 +32,8 @@ export interface GpuLoaded {
   readonly checked: boolean;
   readonly codes: Readonly<Record<string, number>>;
   readonly latency: HistogramState;
+  /** In an open loop, where inputs differ in length. */
+  readonly classes: Readonly<Record<string, HistogramState>>;
   readonly batched: number;
   readonly batches: number;
   readonly cpuShare: number;
@@ -40,11 +42,13 @@ export interface GpuLoaded {
 
 const spec = JSON.parse(process.argv[2]!) as GpuLoad;
 const { host, port, path } = spec;
-const requests = new TokenRequests({ ...spec, authority: `${host}:${port}` });
+// In a closed loop a caller is of one kind for good.
+const byClass = spec.load.kind === "open" && typeof spec.tokens === "string";
+const requests = new TokenRequests({ ...spec, authority: `${host}:${port}`, byClass });
 const driver = new Driver({
   target: { host, port, path },
   load: spec.load,
-  kinds: [{ label: "all", share: 1 }],
+  kinds: requests.kinds,
   requests,
   warmMs: spec.warmMs,
   measureMs: spec.measureMs,
@@ -71,6 +75,9 @@ const loaded: GpuLoaded = {
   checked: account.echoes,
   codes: Object.fromEntries(account.codes),
   latency: account.latency.state(),
+  classes: byClass
+    ? Object.fromEntries(account.kinds.map(({ label, latency }) => [label, latency.state()]))
+    : {},
   batched: account.batched,
   batches: account.batches,
   cpuShare,

@@ -6,16 +6,12 @@
 Both put three numbers in front of each row: sums over the tokens that the GPU had in that row, so that whoever sent
 them can tell that the answer is its own (requests.ts adds them up in the same way). With GENERATE_STEADY_MS set, nothing
 is generated: a batch takes that long, whatever the machine is doing. With GPU_BUSY_FILE set, the time
-in which the GPU had a batch is added up there, as one float64 in seconds.
+in which the GPU had a batch is added up there (common.py). mixed.py has a third, for inputs of different length.
 """
 
-import mmap
 import os
-import struct
 import sys
 import time
-from array import array
-from itertools import accumulate, chain
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +19,7 @@ from torch import nn
 
 sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "../../examples/gpu-embeddings"))
 import model as embeddings  # noqa: E402
+from common import Arrays, BusyFile  # noqa: E402
 
 DEVICE, ON_GPU = embeddings.DEVICE, embeddings.ON_GPU
 GENERATED = int(os.environ.get("GENERATE_TOKENS", "32"))
@@ -32,18 +29,8 @@ GPT = {"tiny": (2, 64, 2), "medium": (24, 1024, 16)}[os.environ.get("GENERATE_SH
 GPT_VOCABULARY = 50257
 
 
-class Arrays(list):
-    """Inputs as Ferry hands them over with `inputs: int32`: `flat` has the numbers of all of them."""
-
-    def __init__(self, rows):
-        numbers = array("i", chain.from_iterable(rows))
-        self.flat = memoryview(numbers)
-        ends = list(accumulate(len(row) for row in rows))
-        super().__init__(self.flat[start:end] for start, end in zip([0, *ends], ends))
-
-
 def sums(ids):
-    """Weights below 1,000 and at most 128 tokens below 65,536: whole numbers, and exact as float32 modulo 2^24."""
+    """Whole numbers, exact as float32 modulo 2^24. Padding is 0 and adds nothing."""
     at = torch.arange(ids.shape[1], device=ids.device)
     weights = torch.stack([at + 1, at * 37 % 997 + 1, at * at % 991 + 1])
     return ((ids.unsqueeze(1) * weights).sum(2) % (1 << 24)).float()
@@ -53,13 +40,9 @@ class Busy:
     """Adds up for how long the GPU had a batch, by events on both sides of each."""
 
     def __init__(self, path):
-        with open(path, "w+b") as file:
-            file.write(bytes(8))
-            file.flush()
-            self._total = mmap.mmap(file.fileno(), 8)
-        self._seconds = 0.0
+        self._file = BusyFile(path)
 
-    def around(self, work):
+    def around(self, work, cells, tokens):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         first.record()
         rest = work()
@@ -68,8 +51,7 @@ class Busy:
         def counted():
             outputs = rest()
             last.synchronize()
-            self._seconds += first.elapsed_time(last) / 1000
-            self._total[:] = struct.pack("<d", self._seconds)
+            self._file.add(first.elapsed_time(last) / 1000, cells, tokens)
             return outputs
 
         return counted
@@ -78,8 +60,8 @@ class Busy:
 busy = Busy(os.environ["GPU_BUSY_FILE"]) if ON_GPU and "GPU_BUSY_FILE" in os.environ else None
 
 
-def counted(work):
-    return work() if busy is None else busy.around(work)
+def counted(work, cells=0, tokens=0):
+    return work() if busy is None else busy.around(work, cells, tokens)
 
 
 @torch.inference_mode()
@@ -161,9 +143,10 @@ def generate(inputs):
     )
 
 
-if os.environ.get("GPU_BENCH_MODEL") == "generate":
+MODEL = os.environ.get("GPU_BENCH_MODEL")
+if MODEL == "generate":
     for size in (1, 64):
         generate(Arrays([[7] * 64] * size))()
-else:
+elif MODEL != "mixed":
     for size in (1, 64):
         embed(Arrays([[7] * 128] * size))()

@@ -2,14 +2,15 @@
  * Ferry in front of a real GPU, measured in one run against what the card can do and what other servers make of it.
  *
  *   node bench/gpu/run.ts [--runs N] [--peers] [--processes N] [--quick] [--python python3] [--out FOLDER]
- *                         [graphs] [embed] [generate] [steady]
+ *                         [graphs] [embed] [generate] [steady] [mixed] [chat]
  *
  *   graphs     a bert-base shape, 128 tokens in, 768 float32 out, the GPU's work replayed (EMBED_GRAPHS)
  *   embed      the same, every kernel started from Python: most of a batch's time is the interpreter's
  *   generate   a gpt2-medium shape, 64 tokens in, 32 generated: batches of hundreds of milliseconds
  *   steady     450 ms for any batch, without a model: what is Ferry's own in the long regime
+ *   mixed, chat  inputs of different length, only where they are named (mixed.ts)
  *
- * Of each:
+ * Of each of the first four:
  *
  *   card       the model's function in a loop on full batches, two on their way (offline.py)
  *   plain      the same function behind an HTTP server that makes one call per request (plain_server.py)
@@ -33,13 +34,27 @@ import { parseArgs } from "node:util";
 import { chart } from "../chart.ts";
 import { childPids, killChildren } from "../process.ts";
 import { environment, format, render, type Section } from "../report.ts";
-import { type Figure, figure } from "../scenario.ts";
+import { figure } from "../scenario.ts";
 import { throughputChart } from "./chart.ts";
 import { installedPeers, type Peer, PEERS, type PeerSettings } from "./peers.ts";
-import type { Shape } from "./requests.ts";
-import { BATCH, coresOf, type Curve, type Model, offline, type Place, type Run, Server } from "./trials.ts";
+import { mixedSubjects, studyMixed } from "./mixed.ts";
+import {
+  busy,
+  eachProcess,
+  type Findings,
+  flawless,
+  kernels,
+  LOAD,
+  type Loads,
+  type Options,
+  over,
+  type Phases,
+  round,
+  shared,
+  spread,
+} from "./study.ts";
+import { BATCH, type Curve, type Model, offline, type Place, type Run, Server } from "./trials.ts";
 
-const LOAD = 0.7;
 /** A peer's settings are compared by so much of a closed loop. */
 const PROBE_SECONDS = 3;
 
@@ -50,12 +65,9 @@ interface Goals {
   readonly p99: { readonly ms: number } | { readonly batches: number };
 }
 
-interface Subject extends Model {
+interface Subject extends Model, Loads {
   readonly name: string;
-  /** In the closed loops. */
-  readonly callers: number;
   readonly plainCallers: number;
-  readonly seconds: { readonly closed: number; readonly open: number };
   readonly goals: Goals;
   /** Through OpenAI's API as well, and behind the peers. */
   readonly ways: boolean;
@@ -102,19 +114,7 @@ const subjects: readonly Subject[] = [
 /** Of the card's, through /v1/embeddings. */
 const OPENAI_OF_CARD = 0.95;
 
-/** What a study adds to as it goes on. */
-interface Findings {
-  readonly figures: Figure[];
-  readonly notes: string[];
-  save(): void;
-}
-
-interface Phases {
-  readonly saturated: Run[];
-  readonly loaded: Run[];
-}
-
-async function study(subject: Subject, place: Place, options: Options, found: Findings): Promise<void> {
+async function study(subject: Subject, options: Options, place: Place, found: Findings): Promise<void> {
   const card = await offline(subject, place);
   const full = card.curve.find(({ size }) => size === BATCH)!;
   found.notes.push(`${card.device}, PyTorch ${card.torch}; Ferry with ${place.processes} processes`);
@@ -133,11 +133,7 @@ async function study(subject: Subject, place: Place, options: Options, found: Fi
   if (subject.ways && options.peers !== undefined) {
     for (const peer of PEERS) all.push(...(await behind(peer, subject, place, options, full, found)));
   }
-  const sum = (name: "crossed" | "errors"): number => all.reduce((total, run) => total + run[name], 0);
-  found.figures.push(
-    figure("answers crossed", sum("crossed"), "count", "<=", 0),
-    figure("errors", sum("errors"), "count", "<=", 0),
-  );
+  found.figures.push(...flawless(all));
   found.save();
 }
 
@@ -161,7 +157,7 @@ async function ferry(
   const openai: Phases = { saturated: [], loaded: [] };
   for (let run = 0; run < runs; run++) {
     await round(server, "Ferry", subject, native);
-    if (subject.ways) await round(server, "Ferry, /v1/embeddings", subject, openai, "openai");
+    if (subject.ways) await round(server, "Ferry, /v1/embeddings", subject, openai, { shape: "openai" });
   }
   add(found, "Ferry", native, full, subject.goals);
   if (subject.ways)
@@ -210,23 +206,6 @@ async function fastest(
   return { settings, probes };
 }
 
-/** Saturated, then at a share of that. */
-async function round(
-  server: Server,
-  name: string,
-  { callers, seconds }: Subject,
-  { saturated, loaded }: Phases,
-  shape: Shape = "native",
-): Promise<void> {
-  const closed = { kind: "closed", callers } as const;
-  const most = await server.under(`${name}, saturated`, { load: closed, seconds: seconds.closed, shape });
-  saturated.push(most);
-  const open = { kind: "open", rate: LOAD * most.rate, arrivals: "poisson" } as const;
-  loaded.push(
-    await server.under(`${name} at ${LOAD * 100} % of that`, { load: open, seconds: seconds.open, shape }),
-  );
-}
-
 function add(found: Findings, name: string, { saturated, loaded }: Phases, full: Full, goals?: Goals): void {
   const p99 = goals && ("ms" in goals.p99 ? goals.p99.ms : goals.p99.batches * full.ms);
   found.figures.push(
@@ -236,8 +215,6 @@ function add(found: Findings, name: string, { saturated, loaded }: Phases, full:
     over(`${name} at ${LOAD * 100} % of that`, loaded, ({ rate }) => rate, "req/s"),
     ...shared(loaded, undefined, p99),
   );
-  const spread = (runs: readonly Run[], of: (run: Run) => number, digits: number): string =>
-    runs.map((run) => (Number.isNaN(of(run)) ? "–" : of(run).toFixed(digits))).join(", ");
   found.notes.push(
     `${name}: saturated ${spread(saturated, ({ rate }) => rate, 0)} req/s, ` +
       `${spread(saturated, ({ rate }) => rate / full.per_second, 3)} of the card's, ` +
@@ -246,46 +223,6 @@ function add(found: Findings, name: string, { saturated, loaded }: Phases, full:
     `${name}: % of a core, saturated: ${eachProcess(saturated[0]!)}`,
     ...[...saturated, ...loaded].flatMap(({ notes }) => notes),
   );
-}
-
-/** Without a GPU, and of several processes on one, there is nothing to hold to `least`, %. */
-function shared(runs: readonly Run[], least?: number, most?: number): Figure[] {
-  const measured = !Number.isNaN(busy(runs[0]!));
-  const roles = [...new Set(runs[0]!.processes.map(({ role }) => role))].filter((role) => role !== "parent");
-  return [
-    ...(measured ? [over("  GPU had a batch", runs, busy, "%", ">=", least)] : []),
-    over("  GPU ran kernels (nvidia-smi)", runs, kernels, "%"),
-    over("  p50", runs, ({ latency }) => latency.percentileMs(50), "ms"),
-    over("  p99", runs, ({ latency }) => latency.percentileMs(99), "ms", "<=", most),
-    ...(Number.isNaN(runs[0]!.fill) ? [] : [over("  mean batch", runs, ({ fill }) => fill, "count")]),
-    over("  CPU, all processes", runs, (run) => 100 * coresOf(run), "%"),
-    ...roles.map((role) => over(`  CPU, ${role}`, runs, (run) => 100 * coresOf(run, role), "%")),
-  ];
-}
-
-const busy = ({ card }: Run): number => 100 * card.batches;
-const kernels = ({ card }: Run): number => 100 * card.kernels;
-
-function eachProcess({ processes }: Run): string {
-  return processes.map(({ role, cores }) => `${role} ${(100 * cores).toFixed(0)}`).join(", ");
-}
-
-/** The median of the runs. */
-function over(
-  name: string,
-  runs: readonly Run[],
-  of: (run: Run) => number,
-  ...[unit, is, goal]: [Figure["unit"], ">=" | "<=", number | undefined] | [Figure["unit"]]
-): Figure {
-  const values = runs.map(of).sort((a, b) => a - b);
-  const middle = (values[(values.length - 1) >> 1]! + values[values.length >> 1]!) / 2;
-  return figure(name, middle, unit, is, goal);
-}
-
-interface Options {
-  readonly runs: number;
-  /** Versions by package; undefined: without peers. */
-  readonly peers: ReadonlyMap<string, string> | undefined;
 }
 
 /** Leaves cores for the worker, the card's driver and the load. */
@@ -304,7 +241,15 @@ const { values, positionals } = parseArgs({
     out: { type: "string", default: process.env["OUT"] ?? join(import.meta.dirname, "../results") },
   },
 });
-const chosen = subjects.filter(({ name }) => positionals.length === 0 || positionals.includes(name));
+type Study = (place: Place, found: Findings) => Promise<void>;
+const studies: readonly (readonly [name: string, Study])[] = [
+  ...subjects.map((each) => [each.name, (...of: Parameters<Study>) => study(each, options, ...of)] as const),
+  ...mixedSubjects.map(
+    (each) => [each.name, (...of: Parameters<Study>) => studyMixed(each, options, ...of)] as const,
+  ),
+];
+const names = positionals.length === 0 ? subjects.map(({ name }) => name) : positionals;
+const chosen = studies.filter(([name]) => names.includes(name));
 const installed = values.peers ? installedPeers(values.python) : undefined;
 if (typeof installed === "string") {
   process.stderr.write(`${installed}\n`);
@@ -320,17 +265,17 @@ const name = join(values.out, `gpu-${env.time.replaceAll(":", "-").slice(0, 19)}
 const save = (): void =>
   writeFileSync(`${name}.json`, `${JSON.stringify({ environment: env, sections }, null, 2)}\n`);
 try {
-  for (const subject of chosen) {
+  for (const [scenario, begin] of chosen) {
     const startedAt = performance.now();
     const tell = (text: string): void => {
       const seconds = Math.round((performance.now() - startedAt) / 1000);
-      process.stderr.write(`${subject.name} ${String(seconds).padStart(4)} s  ${text}\n`);
+      process.stderr.write(`${scenario} ${String(seconds).padStart(4)} s  ${text}\n`);
     };
     const { quick, python } = values;
     const place = { dir, python, quick, processes: Number(values.processes), tell };
     const report = { figures: [], notes: [] };
-    sections.push({ scenario: subject.name, report });
-    await study(subject, place, options, { ...report, save });
+    sections.push({ scenario, report });
+    await begin(place, { ...report, save });
     if (chosen.length > 1) process.stderr.write(`${render(env, sections.slice(-1))}\n`);
   }
 } finally {

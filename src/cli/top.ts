@@ -277,7 +277,7 @@ export class TopView {
       version: hello.version,
       process,
       models: frame.models.map(
-        ({ verdict, recent, queues, oldestWaitMs, workers, curve, refusedTenants }, at) => ({
+        ({ verdict, recent, queues, oldestWaitMs, workers, curve, cost, refusedTenants }, at) => ({
           name: hello.models[at]?.name,
           maxBatchSize: hello.models[at]?.maxBatchSize,
           verdict,
@@ -286,6 +286,7 @@ export class TopView {
           oldestWaitMs,
           workers,
           curve,
+          cost,
           refusedTenants,
         }),
       ),
@@ -370,7 +371,7 @@ export function drawTop(view: TopView, size: Size, paint: Paint): string[] {
   const { shown } = view;
   if (shown === undefined) return [draw([["FERRY", paint.bold], ["  waiting for the first frame"]])];
   const top = [...heading(view, columns, paint), ...verdict(shown.verdict, columns, paint)];
-  const sizes = curve(shown, columns, paint);
+  const sizes = [...curve(shown, columns, paint), ...cost(shown, columns, paint)];
   const middle = [[], ...numbers(view, shown, columns, paint), ...queues(view, shown, columns), ...sizes, []];
   const lines = [...top, ...middle];
   const room = Math.max(1, rows - lines.length - 2);
@@ -432,6 +433,17 @@ function curve({ curve }: ModelFrame, columns: number, paint: Paint): Piece[][] 
     knee === null ? "" : `knee at ${knee.size}: ${time(knee.ms)}, ${count(knee.perSecond)}/s a worker`;
   const said = hint === "" ? at : hint;
   return wrap(printable(said), columns)
+    .slice(0, 2)
+    .map((line): Piece[] => [[line, paint.dim]]);
+}
+
+/** What a batch's time follows, where that is its inputs' lengths. */
+function cost({ cost }: ModelFrame, columns: number, paint: Paint): Piece[][] {
+  if (!cost) return [];
+  const { words, grouped, paddingRatio } = cost;
+  const how = grouped ? "inputs of similar length share it" : "inputs are not grouped by length";
+  const padding = paddingRatio === null ? "" : `; padding ${paddingRatio}×`;
+  return wrap(printable(`a batch takes ${words}; ${how}${padding}`), columns)
     .slice(0, 2)
     .map((line): Piece[] => [[line, paint.dim]]);
 }

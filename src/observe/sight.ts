@@ -35,8 +35,23 @@ export interface ModelSight {
   readonly desiredWorkers: number;
   /** Learned time per batch size; undefined where this process runs no batches. */
   readonly curve?: CurveReading | undefined;
+  /** What a batch's time follows; undefined where this process runs no batches. */
+  readonly cost?: CostSight | undefined;
   /** Computed over useful cells of this process's measured batches, fading over a minute; undefined without any. */
   readonly paddingRatio?: number | undefined;
+}
+
+export type CostKind = "rows" | "padded" | "packed";
+
+/** As learned from settled batches (`core/cost.ts`). */
+export interface CostSight {
+  readonly kind: CostKind;
+  readonly baseMs: number;
+  readonly perRowMs: number;
+  /** Of a computed token; 0 where lengths do not matter. */
+  readonly perTokenMs: number;
+  /** Inputs of similar length share a batch. */
+  readonly grouped: boolean;
 }
 
 export interface WorkerSight {

@@ -4,7 +4,14 @@ import { describe, test } from "node:test";
 import { Failure } from "../../src/cli/command.ts";
 import { readEvents, type StreamEvent } from "../../src/cli/event-stream.ts";
 import { type TopInput, TopSession, type TopTerminal, TopView, drawTop } from "../../src/cli/top.ts";
-import type { BatchRow, Frame, Hello, ModelFrame, WorkerRow } from "../../src/observe/dashboard/frames.ts";
+import type {
+  BatchRow,
+  CostFrame,
+  Frame,
+  Hello,
+  ModelFrame,
+  WorkerRow,
+} from "../../src/observe/dashboard/frames.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { paint } from "../../src/cli/terminal/terminal.ts";
 
@@ -123,6 +130,26 @@ F full  W wait  I idle  D deadline  · free
 22:13:15  gpu-3 of embed is down: ·[31mECONNREFUSED
 `,
     );
+  });
+
+  test("with what a batch's time follows, where that is its inputs' lengths", () => {
+    const said = (cost: CostFrame): string => {
+      const made = view();
+      made.take(event("frame", { ...frame, models: [{ ...model, cost }, model] }));
+      return (
+        picture(made, 120)
+          .split("\n")
+          .find((line) => line.startsWith("a batch takes")) ?? ""
+      );
+    };
+    const words = "0.5 ms + 0.46 µs a token of the padded batch";
+    const cost = { kind: "padded", words, paddingRatio: 1.23, grouped: true } as const;
+    assert.equal(said(cost), `a batch takes ${words}; inputs of similar length share it; padding 1.23×`);
+    assert.equal(
+      said({ ...cost, paddingRatio: null, grouped: false }),
+      `a batch takes ${words}; inputs are not grouped by length`,
+    );
+    assert.doesNotMatch(picture(view(), 120), /a batch takes/);
   });
 
   test("on a narrow one, and on one that is hardly there", () => {

@@ -5,6 +5,7 @@
 import assert from "node:assert/strict";
 import { after, before, describe, test } from "node:test";
 import type { CDPSession, Page } from "playwright-core";
+import type { CostFrame } from "../../src/observe/dashboard/frames.ts";
 import type { Scene } from "../observe/dashboard/fake-frames.ts";
 import { FakeLive } from "../observe/dashboard/fake-live.ts";
 import { drawn, Eyes, type Look, until } from "./chromium.ts";
@@ -108,12 +109,16 @@ describe("padding", () => {
       await page.locator("#padding canvas").waitFor();
       assert.match(
         await page.locator("#padding-read").innerText(),
-        /^last 10 s: ━ 1\.\d+× ┅ 6(\.\d+)?× in order of arrival$/,
+        /^last 10 s: ━ 1\.\d+× ┅ [56](\.\d+)?× in order of arrival$/,
       );
       assert.match(await page.locator("#padding-split").innerText(), /useful cells 7\d %\s+padding 2\d %/);
       assert.match(
         await page.locator("#padding-saved").innerText(),
-        /^Grouping by length saved 3\d m of GPU time, 66 % of what order of arrival would have taken\.$/,
+        /^Grouping by length saved \d+ m of GPU time, 66 % of what order of arrival would have taken\.$/,
+      );
+      assert.equal(
+        await page.locator("#padding-cost").innerText(),
+        "A batch takes 0.5 ms + 5 µs a row + 0.46 µs a token of the padded batch.",
       );
       await page.keyboard.press("v");
       await page.locator("#padding-twin table tbody tr").nth(11).waitFor();
@@ -123,11 +128,12 @@ describe("padding", () => {
     });
   }
 
-  test("is not there where nothing was measured, and says so where grouping cost more", async () => {
+  test("is not there where nothing was measured or lengths do not matter, and says where grouping is off or costs", async () => {
     await using look = await open("empty");
     const { page, fake, troubles } = look;
     assert.equal(await page.locator("#padding-panel").isVisible(), false);
-    const columns = (more: object): void => {
+    const words = "1 ms + 2 µs a token";
+    const say = (cost: CostFrame | null, more: object): void => {
       fake.alter = (frame) => ({
         ...frame,
         models: frame.models.map(({ slots, ...model }) => {
@@ -135,17 +141,23 @@ describe("padding", () => {
             name,
             Array(slots.length).fill(value),
           ]);
-          return {
-            ...model,
-            slots: { ...slots, columns: { ...slots.columns, ...Object.fromEntries(altered) } },
-          };
+          const columns = { ...slots.columns, ...Object.fromEntries(altered) };
+          return { ...model, cost, slots: { ...slots, columns } };
         }),
       });
     };
-    columns({ usefulCells: 10, paddedCells: 20, inOrderCells: 15 });
+    const cells = { usefulCells: 10, paddedCells: 20, inOrderCells: 15 };
+    say({ kind: "packed", words, paddingRatio: 2, grouped: false }, cells);
     await page.locator("#padding-panel").waitFor();
     assert.equal(await page.locator("#padding-saved").innerText(), "");
-    columns({ usefulCells: 10, paddedCells: 20, inOrderCells: 15, groupedMs: 100, savedMs: -20 });
+    await page
+      .getByText(`A batch takes ${words}. Its time follows what is sent: padding costs nothing.`)
+      .waitFor();
+    say({ kind: "padded", words, paddingRatio: 2, grouped: false }, cells);
+    await page.getByText(`A batch takes ${words}. Inputs are not grouped: lengths is off.`).waitFor();
+    say(null, cells);
+    await page.locator("#padding-panel").waitFor({ state: "hidden" });
+    say(null, { ...cells, groupedMs: 100, savedMs: -20 });
     await page.getByText(/^Grouping by length cost \d+ ms of GPU time in 5 min\.$/).waitFor();
     assert.deepEqual(troubles, []);
   });
@@ -175,6 +187,18 @@ describe("padding", () => {
     );
     assert.deepEqual(troubles, []);
   });
+});
+
+test("sixty notes scroll within their panel; the page is no longer than what is on it", async () => {
+  await using look = await open("healthy");
+  const { page, fake } = look;
+  fake.alter = (frame) => ({
+    ...frame,
+    notes: Array.from({ length: 60 }, (_, at) => ({ at: frame.now - at, level: "warn", text: `note ${at}` })),
+  });
+  await page.locator("#notes li").nth(59).waitFor();
+  const rest = "document.documentElement.scrollHeight - document.querySelector('main').offsetHeight";
+  assert.ok(Number(await page.evaluate(rest)) < 100, "header and margins");
 });
 
 describe("keys", () => {

@@ -9,6 +9,7 @@
  */
 import type { DispatchReason } from "../../core/task.ts";
 import type { ShedReason, WorkerState } from "../events.ts";
+import type { CostKind } from "../sight.ts";
 
 export const HISTORY_SECONDS = 900;
 /** Batch sizes are shown in this many steps: the n-th holds those up to n/8 of `maxBatchSize`. */
@@ -152,6 +153,8 @@ export interface ModelFrame {
   readonly workers: readonly WorkerRow[];
   /** Null where this process runs no batches. */
   readonly curve: CurveFrame | null;
+  /** Null also where a batch's time does not follow its inputs' lengths. */
+  readonly cost: CostFrame | null;
   /** Seconds that ended since the frame before; usually one or none. */
   readonly slots: Slots;
   /** Batches that began or ended since the frame before; the last row per batch counts. */
@@ -169,6 +172,16 @@ export interface CurveFrame {
   readonly knee: { readonly size: number; readonly ms: number; readonly perSecond: number } | null;
   /** Advice for `maxBatchSize`; "" for none. */
   readonly hint: string;
+}
+
+export interface CostFrame {
+  readonly kind: CostKind;
+  /** "0.5 ms + 5 µs a row + 0.46 µs a token of the padded batch" */
+  readonly words: string;
+  /** Computed over useful cells of the last minute or so; null without a measured batch. */
+  readonly paddingRatio: number | null;
+  /** Inputs of similar length share a batch. */
+  readonly grouped: boolean;
 }
 
 export interface Note {

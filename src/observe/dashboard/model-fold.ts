@@ -13,9 +13,9 @@ import {
   type ShedReason,
   type TaskEnding,
 } from "../events.ts";
-import type { ModelSight, WorkerSight } from "../sight.ts";
+import type { CostSight, ModelSight, WorkerSight } from "../sight.ts";
 import { BatchBook } from "./batches.ts";
-import type { CurveFrame, ModelFrame, RecentFigures, Slots } from "./frames.ts";
+import type { CostFrame, CurveFrame, ModelFrame, RecentFigures, Slots } from "./frames.ts";
 import { Latencies } from "./quantiles.ts";
 import { COLUMN, rounded, SlotRing } from "./slots.ts";
 import { type ProcessFacts, sayVerdict, type VerdictFacts } from "./verdict.ts";
@@ -197,6 +197,7 @@ export class ModelFold {
         now,
       ),
       ...this.#trouble(),
+      grouped: sight.cost?.grouped === true,
       quarterHour: this.#quarterHour(),
     });
     return {
@@ -209,6 +210,7 @@ export class ModelFold {
       oldestWaitMs: Math.round(sight.oldestWaitMs),
       workers,
       curve: sight.curve === undefined ? null : curveFrame(sight.curve),
+      cost: costFrame(sight),
       slots,
       batchesLeftOut: 0,
       refusedTenants: this.#tenants.top(TOP_TENANTS),
@@ -315,6 +317,31 @@ function curveFrame({ points, knee, hint }: CurveReading): CurveFrame {
         : { size: knee.size, ms: rounded(knee.ms), perSecond: Math.round(knee.perSecond) },
     hint,
   };
+}
+
+function costFrame({ cost, paddingRatio }: ModelSight): CostFrame | null {
+  if (cost === undefined || (cost.kind === "rows" && !cost.grouped)) return null;
+  const { kind, grouped } = cost;
+  return {
+    kind,
+    words: costWords(cost),
+    paddingRatio: paddingRatio === undefined ? null : rounded(paddingRatio),
+    grouped,
+  };
+}
+
+export function costWords({ kind, baseMs, perRowMs, perTokenMs }: Omit<CostSight, "grouped">): string {
+  const parts = [
+    baseMs > 0 && time(baseMs),
+    perRowMs > 0 && `${time(perRowMs)} a row`,
+    perTokenMs > 0 && `${time(perTokenMs)} a token${kind === "padded" ? " of the padded batch" : ""}`,
+  ];
+  return parts.filter((part) => part !== false).join(" + ");
+}
+
+/** Two significant digits; microseconds below 0.1 ms. */
+function time(ms: number): string {
+  return ms < 0.1 ? `${Number((1000 * ms).toPrecision(2))} µs` : `${Number(ms.toPrecision(2))} ms`;
 }
 
 const MAX_TENANTS = 64;

@@ -284,6 +284,32 @@ describe("padding", () => {
     );
   });
 
+  test("what a batch's time follows is told in words, unless that is its size alone", async () => {
+    using stage = new Stage();
+    assert.equal(stage.look().cost, null);
+    const rows = { kind: "rows", baseMs: 12, perRowMs: 0.25, perTokenMs: 0, grouped: false } as const;
+    stage.model.cost = rows;
+    assert.equal(stage.look().cost, null);
+    stage.model.cost = { ...rows, grouped: true };
+    assert.deepEqual(stage.look().cost, {
+      kind: "rows",
+      words: "12 ms + 0.25 ms a row",
+      paddingRatio: null,
+      grouped: true,
+    });
+    const padded = { baseMs: 0.4991, perRowMs: 0.00512, perTokenMs: 0.000_46, grouped: true };
+    stage.model.cost = { kind: "padded", ...padded };
+    stage.model.paddingRatio = 1.2345;
+    assert.deepEqual(stage.look().cost, {
+      kind: "padded",
+      words: "0.5 ms + 5.1 µs a row + 0.46 µs a token of the padded batch",
+      paddingRatio: 1.23,
+      grouped: true,
+    });
+    stage.model.cost = { kind: "packed", ...padded, perRowMs: 0 };
+    assert.equal(stage.look().cost!.words, "0.5 ms + 0.46 µs a token");
+  });
+
   test("a worker that is given longer inputs is not slow", async () => {
     using stage = new Stage();
     let now = 0;

@@ -1,5 +1,5 @@
 /** The charts over time, and the bars under them. */
-/** @import { Column } from "../frames.ts" */
+/** @import { Column, CostFrame } from "../frames.ts" */
 /** @import { View } from "./app.js" */
 import { Chart } from "./charts.js";
 import { byId, say, show, table } from "./dom.js";
@@ -132,9 +132,10 @@ export class Graphs {
     for (const chart of [this.#latency, this.#rate, this.#gpu, this.#padding]) chart.repaint();
   }
 
-  /** Only of a model whose inputs are measured. @param {View} view */
-  #showPadding({ history, rangeS }) {
-    const shown = history.sum("usefulCells", history.length) > 0;
+  /** Only of a model whose inputs are measured and matter. @param {View} view */
+  #showPadding({ history, rangeS, model: { cost } }) {
+    const ofLate = cost !== null || history.sum("groupedMs", history.length) > 0;
+    const shown = ofLate && history.sum("usefulCells", history.length) > 0;
     show(byId("padding-panel"), shown);
     if (!shown) return;
     const [padded = [], inOrder = [], useful = []] = CELLS.map((name) => history.last(name, rangeS));
@@ -149,6 +150,7 @@ export class Graphs {
       byId("padding-saved"),
       savedWords(history.sum("groupedMs", rangeS), history.sum("savedMs", rangeS), rangeS),
     );
+    say(byId("padding-cost"), cost === null ? "" : costWords(cost));
   }
 
   /** @param {View} view */
@@ -180,10 +182,17 @@ function requestsOf({ history, rangeS }) {
   return history.last("requests", rangeS).map((each, i) => (load[i] === null && each === 0 ? null : each));
 }
 
-/** Against batches of as many inputs in order of arrival. @param {number} busyMs @param {number} savedMs @param {number} rangeS */
+/** Against batches of as many inputs in order of arrival; "" where inputs are not grouped. @param {number} busyMs @param {number} savedMs @param {number} rangeS */
 function savedWords(busyMs, savedMs, rangeS) {
-  if (busyMs === 0) return "";
+  if (busyMs === 0 || savedMs === 0) return "";
   if (savedMs < 0) return `Grouping by length cost ${ms(-savedMs)} of GPU time in ${span(rangeS)}.`;
   const part = share(savedMs / (busyMs + savedMs));
   return `Grouping by length saved ${ms(savedMs)} of GPU time, ${part} of what order of arrival would have taken.`;
+}
+
+/** @param {CostFrame} cost */
+function costWords({ kind, words, grouped }) {
+  const takes = `A batch takes ${words}.`;
+  if (kind === "packed") return `${takes} Its time follows what is sent: padding costs nothing.`;
+  return grouped ? takes : `${takes} Inputs are not grouped: lengths is off.`;
 }
