@@ -118,7 +118,7 @@ function paddedTo(classes: readonly number[], length: number): number {
   return classes.find((each) => each >= length) ?? length;
 }
 
-export function lengthOf(input: Json): number {
+function lengthOf(input: Json): number {
   if (input.length <= LONG_TEXT) return estimateTokens(input);
   const array = input.startsWith("[");
   const head = input.slice(0, array ? input.lastIndexOf(",", LONG_TEXT) : LONG_TEXT);
