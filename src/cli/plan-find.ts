@@ -1,8 +1,10 @@
 /** From a request to a plan: the search with its progress, and the chart. */
-import { writeFileSync } from "node:fs";
-import type { Config, ModelConfig } from "../app/config/config.ts";
+import { createReadStream, existsSync, writeFileSync } from "node:fs";
+import { createInterface } from "node:readline";
+import type { Config, ModelConfig, SimulatedBackendConfig } from "../app/config/config.ts";
 import { demoConfig } from "../app/config/load.ts";
 import { didYouMean } from "../app/config/spelling.ts";
+import { rulesOf } from "../app/rules.ts";
 import type { Limits, PolicyName } from "../core/policy.ts";
 import { THRESHOLD_DEPTHS } from "../core/shed.ts";
 import { fleetChart } from "./chart.ts";
@@ -10,16 +12,26 @@ import { type Call, type Console, Failure, type Flag, UsageError } from "./comma
 import { chooseConfig } from "./config-file.ts";
 import { planText } from "./plan-text.ts";
 import { type PlanRequest, type Goal, type Plan, Planner, TARGET_LOAD } from "./plan/planner.ts";
-import { type ServiceTime, capacityOf, parseService, serviceMs } from "./plan/fit.ts";
-import type { TrialFleet } from "./plan/trial.ts";
+import { type ServiceTime, capacityOf, dependsOnLength, parseService, serviceMs } from "./plan/fit.ts";
+import { type LengthMix, parseLengths, recordedLengths } from "./plan/lengths.ts";
+import { lengthsIn } from "./plan/trace-file.ts";
+import { type Figures, type TrialFleet, withCapacity } from "./plan/trial.ts";
 import { count } from "./terminal/banner.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 
+export const HOW_LONG =
+  "how long are the inputs? A batch's time depends on it; say --lengths mixed, 50%:6-16,50%:100-200, or a file";
+
 /** Undefined without a rate or a goal. */
-export function readAsk(call: Call, settings: Settings, service: ServiceTime): PlanRequest | undefined {
+export async function readAsk(
+  call: Call,
+  settings: Settings,
+  service: ServiceTime,
+): Promise<PlanRequest | undefined> {
   const [perSecond, goal] = [readRate(call), readGoal(call)];
   if (perSecond === undefined || goal === undefined) return undefined;
-  const { tiers, seed, limits } = settings;
+  const { tiers, seed, limits, lengths } = settings;
+  if (lengths === undefined && dependsOnLength(service)) throw new UsageError(HOW_LONG);
   const [burst, durationMs] = [readBurst(call), readTime(call, "duration")];
   if (limits.maxBatchSize === 1) {
     const workers = Math.ceil(perSecond / 1000 / (TARGET_LOAD * capacityOf(service, 1)));
@@ -31,8 +43,9 @@ export function readAsk(call: Call, settings: Settings, service: ServiceTime): P
   return {
     perSecond,
     goal,
-    fleet: fleetOf(call, settings, service),
+    fleet: await withCapacity(fleetOf(call, settings, service), lengths, seed),
     tiers,
+    lengths,
     seed,
     ...(burst !== undefined && { burst }),
     ...(durationMs !== undefined && { durationMs }),
@@ -43,20 +56,41 @@ export async function findPlan(
   call: Call,
   console: Console,
   ask: PlanRequest,
-): Promise<Plan & { text: string }> {
+): Promise<Plan & { text: string; inOrder: InOrder }> {
   const progress = new Progress(console);
   const planner = new Planner(ask, (workers, runs) => {
     progress.tell(`run ${runs + 1}: ${workers} workers, ${count(requestsOf(planner))} requests`);
   });
+  const given = readWorkers(call);
   try {
-    const found = await planner.plan(readWorkers(call));
+    const found = await planner.plan(given);
+    const inOrder = await planInOrder(ask, given, progress);
     const svg = call.text("svg");
     if (svg !== undefined) write(svg, await draw(planner, found));
     const colors = paint(wantsColor({ ...console, isTTY: console.outIsTTY, noColor: call.is("no-color") }));
-    return { ...found, text: planText(found, ask, readCost(call), colors) };
+    return { ...found, inOrder, text: planText(found, inOrder, ask, readCost(call), colors) };
   } finally {
     progress.end();
   }
+}
+
+/** The same without grouping by length. Undefined where there is none; null where no number of workers meets the goal. */
+export type InOrder = Figures | null | undefined;
+
+async function planInOrder(
+  ask: PlanRequest,
+  given: number | undefined,
+  progress: Progress,
+): Promise<InOrder> {
+  const { lengths, seed, fleet } = ask;
+  if (lengths === undefined || fleet.lengths === "off" || (fleet.service.perCellMs ?? 0) === 0) {
+    return undefined;
+  }
+  const inOrder = await withCapacity({ ...fleet, lengths: "off" }, lengths, seed);
+  const planner = new Planner({ ...ask, fleet: inOrder }, (workers, runs) => {
+    progress.tell(`in order of arrival, run ${runs + 1}: ${workers} workers`);
+  });
+  return (await planner.only(given)) ?? null;
 }
 
 function requestsOf({ perMs, durationMs }: Planner): number {
@@ -126,7 +160,11 @@ export const planFlags: { readonly [name: string]: Flag } = {
   slo: text("p99=TIME", "the goal: p50, p95, p99 or p99.9 of latency, such as p99=150ms"),
   service: text(
     "TIME",
-    "what a batch takes: 100ms for any size, 36+1n for 36 ms and 1 ms for each task in it",
+    "what a batch takes: 100ms for any size, 36+1n for 36 ms and 1 ms for each task in it; n: tasks, l: tokens of the longest, t: of all: 0.5+0.005n+0.00046nl (padded), 5+0.02t (packed)",
+  ),
+  lengths: text(
+    "MIX",
+    "how long inputs are, in tokens: mixed, chat, 50%:6-16,40%:40-120,10%:200-512, or a file with one JSON a line that has tokens, length, input_tokens or the input; default all alike",
   ),
   batch: text("N", "maxBatchSize; default 64"),
   workers: text("N", "what so many workers do, instead of how many are needed"),
@@ -165,6 +203,7 @@ export interface Settings {
   readonly limits: Limits;
   readonly service: ServiceTime | undefined;
   readonly tiers: readonly { readonly name: string; readonly share: number }[];
+  readonly lengths: LengthMix | undefined;
   readonly seed: number;
 }
 
@@ -179,7 +218,7 @@ const MAX_BATCH = 100_000;
 const MAX_WORKERS = 10_000;
 
 /** Undefined when the config file cannot be used; the reason was printed. */
-export function readSettings(call: Call, console: Console): Settings | undefined {
+export async function readSettings(call: Call, console: Console): Promise<Settings | undefined> {
   const named = call.text("config") !== undefined;
   const chosen = named ? chooseConfig(call, console, "nothing was planned") : undefined;
   if (named && chosen === undefined) return undefined;
@@ -191,7 +230,9 @@ export function readSettings(call: Call, console: Console): Settings | undefined
   const written = call.text("service");
   const service = written === undefined ? undefined : parseService(written);
   if (written !== undefined && service === undefined) {
-    throw new UsageError(`--service ${printable(written)} is no time; write 100ms, 0.1s or 36+1n`);
+    throw new UsageError(
+      `--service ${printable(written)} is no time; write 100ms, 0.1s, 36+1n or 0.5+0.005n+0.00046nl`,
+    );
   }
   const simulated = named && backend.kind === "simulated" ? backend : undefined;
   return {
@@ -202,10 +243,48 @@ export function readSettings(call: Call, console: Console): Settings | undefined
       maxBatchSize: readCount(call, "batch", MAX_BATCH) ?? model.maxBatchSize,
       maxWaitMs: readTime(call, "max-wait") ?? model.maxWaitMs,
     },
-    service: service ?? (simulated && { baseMs: simulated.baseMs, perTaskMs: simulated.perItemMs }),
+    service: service ?? (simulated && serviceOf(simulated)),
     tiers: readTiers(call.text("tiers")),
+    lengths: await readLengths(call.text("lengths")),
     seed: readNumber(call, "seed", 0, Number.MAX_SAFE_INTEGER) ?? 1,
   };
+}
+
+function serviceOf({ baseMs, perItemMs, perTokenMs }: SimulatedBackendConfig): ServiceTime {
+  return { baseMs, perTaskMs: perItemMs, perCellMs: perTokenMs };
+}
+
+const MOST_LENGTHS = 1_000_000;
+
+async function readLengths(written: string | undefined): Promise<LengthMix | undefined> {
+  const mix = written === undefined ? undefined : parseLengths(written);
+  if (written === undefined || mix !== undefined) return mix;
+  if (!existsSync(written)) {
+    throw new UsageError(
+      `--lengths ${printable(written)} is neither mixed, chat, a list such as 50%:6-16,50%:100-200, nor a file`,
+    );
+  }
+  const lengths: number[] = [];
+  await readLines("lengths", written, (line) => {
+    if (lengths.length < MOST_LENGTHS) lengths.push(...lengthsIn(line));
+  });
+  if (lengths.length > 0) return recordedLengths(written, Uint32Array.from(lengths));
+  throw new Failure(
+    `--lengths ${printable(written)} holds no length; it needs one JSON a line with tokens, length, ` +
+      `input_tokens or input`,
+  );
+}
+
+export async function readLines(flag: string, path: string, take: (line: string) => void): Promise<void> {
+  const input = createReadStream(path, "utf8");
+  try {
+    for await (const line of createInterface({ input, crlfDelay: Infinity })) take(line);
+  } catch (error) {
+    const { code } = error as NodeJS.ErrnoException;
+    const why =
+      code === "ENOENT" ? "there is no such file" : `it cannot be read (${code ?? "unknown reason"})`;
+    throw new Failure(`--${flag} ${printable(path)}: ${why}`);
+  }
 }
 
 function chooseModel({ models }: Config, name: string | undefined): ModelConfig {
@@ -217,8 +296,9 @@ function chooseModel({ models }: Config, name: string | undefined): ModelConfig 
 }
 
 /** A fleet of such workers; Ferry's default timeouts, longer where a batch takes long. */
-export function fleetOf(call: Call, { config, model, limits }: Settings, service: ServiceTime): TrialFleet {
-  const fullMs = serviceMs(service, limits.maxBatchSize);
+export function fleetOf(call: Call, settings: Settings, service: ServiceTime): TrialFleet {
+  const { config, model, limits, lengths } = settings;
+  const fullMs = serviceMs(service, limits.maxBatchSize, lengths?.longest);
   const { timeouts } = model;
   const given = call.text("config") !== undefined;
   const queueMs = readNumber(call, "queue-ms", 1, 3_600_000) ?? timeouts.queueMs;
@@ -232,6 +312,7 @@ export function fleetOf(call: Call, { config, model, limits }: Settings, service
     admission: { ...config.admission, ...THRESHOLD_DEPTHS },
     maxQueued: config.limits.maxQueued,
     overheadMs: readTime(call, "overhead") ?? 0,
+    lengths: rulesOf(model).lengths ?? "off",
   };
 }
 

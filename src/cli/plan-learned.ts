@@ -4,12 +4,12 @@
  * longer.
  */
 import { readFileSync } from "node:fs";
-import { type Timing, fitLine, formatService } from "./plan/fit.ts";
+import { type ServiceTime, type Timing, fitLine, formatService } from "./plan/fit.ts";
 import { didYouMean } from "../app/config/spelling.ts";
 import { printable } from "./terminal/terminal.ts";
 import { type Call, type Console, Failure } from "./command.ts";
 import { type Settings, findPlan, readAsk, readCost } from "./plan-find.ts";
-import { planJson, table, whole } from "./plan-text.ts";
+import { planJson, serviceJson, table, whole } from "./plan-text.ts";
 
 interface Learned {
   readonly name: string;
@@ -17,6 +17,8 @@ interface Learned {
   readonly points: readonly (Timing & { readonly batches: number })[];
   readonly knee: number | undefined;
   readonly hint: string;
+  /** Undefined where time does not depend on the inputs' length, or is not known to. */
+  readonly byLength: ServiceTime | undefined;
 }
 
 export async function planLearned(call: Call, console: Console, settings: Settings): Promise<number> {
@@ -24,15 +26,16 @@ export async function planLearned(call: Call, console: Console, settings: Settin
   const { points, knee, hint } = learned;
   const asked = call.text("batch") === undefined ? learned.maxBatchSize : settings.limits.maxBatchSize;
   const maxBatchSize = Math.min(asked, knee ?? Infinity);
-  const service = fitLine(points.filter(({ size }) => size <= maxBatchSize || size === points[0]!.size));
+  const byLength = settings.lengths && learned.byLength;
+  const service =
+    byLength ?? fitLine(points.filter(({ size }) => size <= maxBatchSize || size === points[0]!.size));
   const limits = { ...settings.limits, maxBatchSize };
-  const ask = maxBatchSize === 1 ? undefined : readAsk(call, { ...settings, limits }, service);
+  const ask = maxBatchSize === 1 ? undefined : await readAsk(call, { ...settings, limits }, service);
   const planned = ask && (await findPlan(call, console, ask));
   if (call.is("json")) {
-    const { baseMs, perTaskMs } = service;
     const known = { model: learned.name, timings: points, knee: knee ?? null, hint: hint || null };
-    const told = { ...known, service: { base_ms: baseMs, per_task_ms: perTaskMs } };
-    const plan = planned && { plan: planJson(planned, ask, readCost(call)) };
+    const told = { ...known, service: serviceJson(service) };
+    const plan = planned && { plan: planJson(planned, planned.inOrder, ask, readCost(call)) };
     console.out(`${JSON.stringify({ learned: told, ...plan })}\n`);
     return 0;
   }
@@ -94,7 +97,7 @@ function readLearned(path: string): Learned[] {
 function parse(text: string): Learned[] | undefined {
   try {
     const { models } = JSON.parse(text) as { models: readonly Record<string, unknown>[] };
-    return models.map(({ name, max_batch_size, curve, knee, hint }) => ({
+    return models.map(({ name, max_batch_size, curve, knee, hint, cost }) => ({
       name: String(name),
       maxBatchSize: positive(max_batch_size),
       points: (curve as Record<string, unknown>[]).map(({ size, ms, batches }) => ({
@@ -104,10 +107,20 @@ function parse(text: string): Learned[] | undefined {
       })),
       knee: knee === null ? undefined : positive((knee as Record<string, unknown>)["size"]),
       hint: typeof hint === "string" ? hint : "",
+      byLength: serviceOf(cost),
     }));
   } catch {
     return undefined;
   }
+}
+
+/** The learned cost model, where it has a term in length. */
+function serviceOf(cost: unknown): ServiceTime | undefined {
+  const { kind, base_ms, per_row_ms, per_token_ms } = (cost ?? {}) as Record<string, unknown>;
+  if (kind !== "padded" && kind !== "packed") return undefined;
+  const perToken = positive(per_token_ms);
+  const line = { baseMs: Number(base_ms), perTaskMs: Number(per_row_ms) };
+  return kind === "padded" ? { ...line, perCellMs: perToken } : { ...line, perTokenMs: perToken };
 }
 
 function positive(value: unknown): number {

@@ -1,17 +1,25 @@
 /** `ferry plan --replay FILE`: recorded arrivals (at most a million, or `--duration`) against other settings. */
-import { createReadStream } from "node:fs";
-import { createInterface } from "node:readline";
 import { count, plural } from "./terminal/banner.ts";
 import type { Limits, PolicyName } from "../core/policy.ts";
 import { Random } from "../core/random.ts";
 import { type Candidate, type Frontier, grid, replay, replayOnce } from "./plan/frontier.ts";
 import { type Goal, meetsGoal, quantileOf, TARGET_LOAD } from "./plan/planner.ts";
-import { capacityOf, formatService, type ServiceTime } from "./plan/fit.ts";
+import { capacityOf, dependsOnLength, formatService, type ServiceTime } from "./plan/fit.ts";
+import { type LengthMix, recordedLengths } from "./plan/lengths.ts";
 import { spreadWholeMs, type Trace, TraceReader } from "./plan/trace-file.ts";
-import type { Figures } from "./plan/trial.ts";
+import { type Figures, type TrialFleet, withCapacity } from "./plan/trial.ts";
 import { paint, printable, wantsColor } from "./terminal/terminal.ts";
 import { type Call, type Console, Failure, UsageError } from "./command.ts";
-import { Progress, type Settings, fleetOf, readGoal, readTime, readWorkers } from "./plan-find.ts";
+import {
+  HOW_LONG,
+  Progress,
+  type Settings,
+  fleetOf,
+  readGoal,
+  readLines,
+  readTime,
+  readWorkers,
+} from "./plan-find.ts";
 import { figuresJson, percent, formatShare, table, whole } from "./plan-text.ts";
 
 const MOST_REQUESTS = 1_000_000;
@@ -29,11 +37,16 @@ export async function replayFile(call: Call, console: Console, settings: Setting
   }
   const goal = readGoal(call);
   const trace = await readTrace(call.text("replay")!, call, settings);
+  const lengths = settings.lengths ?? lengthsOf(trace);
+  if (lengths === undefined && dependsOnLength(service)) throw new UsageError(HOW_LONG);
   const spread = { ...trace, instants: spreadWholeMs(trace.instants, new Random(seed)) };
-  const workers = readWorkers(call) ?? workersOf(call, settings, spread, service);
+  const fleet = await withCapacity(fleetOf(call, { ...settings, lengths }, service), lengths, seed);
+  const workers = readWorkers(call) ?? workersOf(call, settings, spread, fleet);
   const options = {
-    fleet: fleetOf(call, settings, service),
-    trace: spread,
+    fleet,
+    // --lengths goes over what the lines say.
+    trace: settings.lengths === undefined ? spread : { ...spread, lengths: spread.lengths.map(() => 0) },
+    lengths,
     workers,
     seed,
     warmMs: Math.min(WARM_MS, WARM_SHARE * lastOf(trace)),
@@ -65,15 +78,7 @@ export async function replayFile(call: Call, console: Console, settings: Setting
 
 async function readTrace(path: string, call: Call, { config }: Settings): Promise<Trace> {
   const reader = new TraceReader(MOST_REQUESTS);
-  const input = createReadStream(path, "utf8");
-  try {
-    for await (const line of createInterface({ input, crlfDelay: Infinity })) reader.line(line);
-  } catch (error) {
-    const { code } = error as NodeJS.ErrnoException;
-    const why =
-      code === "ENOENT" ? "there is no such file" : `it cannot be read (${code ?? "unknown reason"})`;
-    throw new Failure(`--replay ${printable(path)}: ${why}`);
-  }
+  await readLines("replay", path, (line) => reader.line(line));
   const order = config.tiers.map(({ name }) => name);
   const trace = until(reader.end(order), readTime(call, "duration") ?? Infinity);
   if (trace.instants.length >= 2 && lastOf(trace) > 0) return trace;
@@ -87,7 +92,20 @@ async function readTrace(path: string, call: Call, { config }: Settings): Promis
 function until(trace: Trace, durationMs: number): Trace {
   const end = trace.instants.findIndex((at) => at > durationMs);
   if (end < 0) return trace;
-  return { ...trace, instants: trace.instants.slice(0, end), tiers: trace.tiers.slice(0, end), cut: true };
+  const { instants, tiers, lengths } = trace;
+  return {
+    ...trace,
+    instants: instants.slice(0, end),
+    tiers: tiers.slice(0, end),
+    lengths: lengths.slice(0, end),
+    cut: true,
+  };
+}
+
+/** Undefined where no line says how long its input was. */
+function lengthsOf({ lengths }: Trace): LengthMix | undefined {
+  const known = lengths.filter((length) => length > 0);
+  return known.length === 0 ? undefined : recordedLengths("as recorded", known);
 }
 
 function lastOf({ instants }: Trace): number {
@@ -95,7 +113,7 @@ function lastOf({ instants }: Trace): number {
 }
 
 /** From the config, or what the busiest second needs. */
-function workersOf(call: Call, { model, limits }: Settings, trace: Trace, service: ServiceTime): number {
+function workersOf(call: Call, { model, limits }: Settings, trace: Trace, fleet: TrialFleet): number {
   if (call.text("config") !== undefined) {
     const { workers } = model.backend;
     return typeof workers === "number" ? workers : workers.length;
@@ -106,7 +124,8 @@ function workersOf(call: Call, { model, limits }: Settings, trace: Trace, servic
     most = Math.max(most, index - from + 1);
   });
   const perMs = most / Math.min(BUSIEST_MS, lastOf(trace));
-  return Math.max(1, Math.ceil(perMs / (TARGET_LOAD * capacityOf(service, limits.maxBatchSize))));
+  const { service, workerPerMs = capacityOf(service, limits.maxBatchSize) } = fleet;
+  return Math.max(1, Math.ceil(perMs / (TARGET_LOAD * workerPerMs)));
 }
 
 interface Asked {

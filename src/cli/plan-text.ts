@@ -12,9 +12,10 @@ import {
   TARGET_LOAD,
   quantileOf,
 } from "./plan/planner.ts";
-import { formatService } from "./plan/fit.ts";
+import { formatService, type ServiceTime } from "./plan/fit.ts";
 import type { Figures, TrialLatency } from "./plan/trial.ts";
-import type { Paint } from "./terminal/terminal.ts";
+import type { InOrder } from "./plan-find.ts";
+import { type Paint, printable } from "./terminal/terminal.ts";
 
 export function table(rows: readonly (readonly string[])[], left: ReadonlySet<number> = new Set()): string[] {
   const widths: number[] = [];
@@ -31,7 +32,13 @@ export function table(rows: readonly (readonly string[])[], left: ReadonlySet<nu
   );
 }
 
-export function planText(plan: Plan, ask: PlanRequest, cost: number | undefined, colors: Paint): string {
+export function planText(
+  plan: Plan,
+  inOrder: InOrder,
+  ask: PlanRequest,
+  cost: number | undefined,
+  colors: Paint,
+): string {
   const { rows, recommended, knee } = plan;
   const head = ["  workers", "load", "p50", "p95", "p99", "fill", "refused"];
   if (cost !== undefined) head.push("per million");
@@ -56,6 +63,7 @@ export function planText(plan: Plan, ask: PlanRequest, cost: number | undefined,
     "",
     ...tierLines(recommended, ask),
     policyLine(plan),
+    ...(inOrder === undefined ? [] : [groupingLine(plan, inOrder, ask.goal)]),
     boundLine(plan, ask.goal),
     processesLine(processesFor(ask)),
     "",
@@ -107,6 +115,20 @@ function policyLine({ policies, recommended }: Plan): string {
   return `  policy at ${recommended.workers}: ${each.join(" · ")}`;
 }
 
+/** What grouping by length saves: workers, or latency where their number was given. */
+function groupingLine({ recommended, knee }: Plan, inOrder: Figures | null, goal: Goal): string {
+  const padding = (figures: Figures): string =>
+    `${figures.padding.toFixed(1)} cells computed for a useful one`;
+  const each = (figures: Figures): string => {
+    if (knee !== undefined) return `${plural(figures.workers, "worker")} (${padding(figures)})`;
+    const unserved = figures.refused + figures.late;
+    const shed = unserved > 0.001 ? `, refused ${formatShare(unserved)}` : "";
+    return `${goal.name} ${whole(quantileOf(figures, goal))}${shed} (${padding(figures)})`;
+  };
+  const without = inOrder === null ? "no number of workers meets the goal" : each(inOrder);
+  return `  grouped by length: ${each(recommended)}; in order of arrival: ${without}`;
+}
+
 function boundLine({ boundMs, recommended }: Plan, goal: Goal): string {
   return boundMs === Infinity
     ? `  bound for any policy: ${plural(recommended.workers, "worker")} cannot keep up, whatever the policy`
@@ -133,7 +155,7 @@ function cpu(us: number | string): string {
   return `at ${us} µs of CPU per request of 2 KB, memory engine`;
 }
 
-function assumed({ fleet, burst, tiers }: PlanRequest): string[] {
+function assumed({ fleet, burst, tiers, lengths }: PlanRequest): string[] {
   const { service, jitter, timeouts, limits, overheadMs, admission } = fleet;
   const arrivals =
     burst === undefined
@@ -142,6 +164,9 @@ function assumed({ fleet, burst, tiers }: PlanRequest): string[] {
   const scatter = jitter === 0 ? "no scatter (--jitter 0.15)" : `scatter ${jitter}`;
   return [
     `  assumes ${arrivals}; ${formatService(service)} a batch (--service 36+1n, --measure URL), ${scatter};`,
+    ...(lengths === undefined
+      ? []
+      : [`  inputs of up to ${plural(lengths.longest, "token")} (--lengths ${printable(lengths.name)});`]),
     `  HTTP and network are not simulated (${overheadMs === 0 ? "--overhead 2ms adds them" : `${overheadMs} ms are added`});`,
     `  policy ${limits.policy}, batches of up to ${limits.maxBatchSize}, maxWaitMs ${limits.maxWaitMs}, ` +
       `queueMs ${timeouts.queueMs}, totalMs ${timeouts.totalMs}, admission ${admission.mode}, ` +
@@ -157,7 +182,7 @@ function perMillion(workers: number, perSecond: number, cost: number): string {
   return costPerMillion(workers, perSecond, cost).toFixed(2);
 }
 
-export function planJson(plan: Plan, ask: PlanRequest, cost: number | undefined): object {
+export function planJson(plan: Plan, inOrder: InOrder, ask: PlanRequest, cost: number | undefined): object {
   const row = (each: PlanRow): object => ({
     ...figuresJson(each),
     meets_slo: each.meets,
@@ -165,12 +190,13 @@ export function planJson(plan: Plan, ask: PlanRequest, cost: number | undefined)
       each.oneFewer === undefined ? null : { ...figuresJson(each.oneFewer), meets_slo: each.oneFewer.meets },
     ...(cost !== undefined && { cost_per_million: costPerMillion(each.workers, ask.perSecond, cost) }),
   });
-  const { fleet, goal, tiers } = ask;
+  const { fleet, goal, tiers, lengths } = ask;
   return {
     asked: {
       rate: ask.perSecond,
       slo: { quantile: goal.name, ms: goal.ms },
-      service: { base_ms: fleet.service.baseMs, per_task_ms: fleet.service.perTaskMs, jitter: fleet.jitter },
+      service: { ...serviceJson(fleet.service), jitter: fleet.jitter },
+      lengths: lengths?.name ?? null,
       ...fleet.limits,
       timeouts: fleet.timeouts,
       burst: ask.burst ?? null,
@@ -179,6 +205,9 @@ export function planJson(plan: Plan, ask: PlanRequest, cost: number | undefined)
     workers: plan.recommended.workers,
     knee: plan.knee?.workers ?? null,
     bound_ms: plan.boundMs === Infinity ? null : plan.boundMs,
+    ...(inOrder !== undefined && {
+      in_order_of_arrival: inOrder && figuresJson(inOrder),
+    }),
     serve: serveJson(processesFor(ask)),
     rows: plan.rows.map(row),
     policies: plan.policies.map(({ policy, figures }) => ({ policy, ...figuresJson(figures) })),
@@ -206,9 +235,18 @@ function latencyJson({ p50, p95, p99, p999, meanMs, refused, late }: TrialLatenc
   return { p50_ms: p50, p95_ms: p95, p99_ms: p99, p999_ms: p999, mean_ms: meanMs, refused, late };
 }
 
+export function serviceJson({ baseMs, perTaskMs, perCellMs = 0, perTokenMs = 0 }: ServiceTime): object {
+  return {
+    base_ms: baseMs,
+    per_task_ms: perTaskMs,
+    ...(perCellMs > 0 && { per_cell_ms: perCellMs }),
+    ...(perTokenMs > 0 && { per_token_ms: perTokenMs }),
+  };
+}
+
 export function figuresJson(figures: Figures): object {
-  const { workers, load, fill, batchesPerThousand } = figures;
-  return { workers, load, ...latencyJson(figures), fill, batches_per_thousand: batchesPerThousand };
+  const { workers, load, fill, batchesPerThousand, padding } = figures;
+  return { workers, load, ...latencyJson(figures), fill, batches_per_thousand: batchesPerThousand, padding };
 }
 
 export function percent(value: number): string {

@@ -28,7 +28,7 @@ export const plan: Command = {
 
   async run(call: Call, console: Console): Promise<number> {
     expectNoWords(call);
-    const settings = readSettings(call, console);
+    const settings = await readSettings(call, console);
     if (settings === undefined) return 1;
     try {
       if (call.text("replay") !== undefined) return await replayFile(call, console, settings);
@@ -38,12 +38,14 @@ export const plan: Command = {
       if (service === undefined) {
         throw new UsageError("what does a batch take? Say --service 100ms, or --measure URL to find out");
       }
-      const ask = readAsk(call, settings, service);
+      const ask = await readAsk(call, settings, service);
       if (ask === undefined)
         throw new UsageError("ferry plan needs --rate and --slo, such as --rate 3000 --slo p99=150ms");
       const cost = readCost(call);
       const found = await findPlan(call, console, ask);
-      console.out(call.is("json") ? `${JSON.stringify(planJson(found, ask, cost))}\n` : found.text);
+      console.out(
+        call.is("json") ? `${JSON.stringify(planJson(found, found.inOrder, ask, cost))}\n` : found.text,
+      );
       return 0;
     } catch (error) {
       if (error instanceof Impossible) throw new Failure(error.message);

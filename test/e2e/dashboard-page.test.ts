@@ -189,6 +189,18 @@ describe("padding", () => {
   });
 });
 
+test("sixty notes scroll within their panel; the page is no longer than what is on it", async () => {
+  await using look = await open("healthy");
+  const { page, fake } = look;
+  fake.alter = (frame) => ({
+    ...frame,
+    notes: Array.from({ length: 60 }, (_, at) => ({ at: frame.now - at, level: "warn", text: `note ${at}` })),
+  });
+  await page.locator("#notes li").nth(59).waitFor();
+  const rest = "document.documentElement.scrollHeight - document.querySelector('main').offsetHeight";
+  assert.ok(Number(await page.evaluate(rest)) < 100, "header and margins");
+});
+
 describe("keys", () => {
   test("space pauses what is shown and goes on; the stream is still heard", async () => {
     await using look = await open("healthy");

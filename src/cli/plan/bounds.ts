@@ -48,11 +48,19 @@ export function latencyBound(quantile: number, fleet: BoundedFleet, perMs: numbe
   return latencyAt(quantile, fleet, perMs, smallestMeanBatch(fleet, perMs));
 }
 
-/** As `latencyBound`, but valid for sparse arrivals. Infinity where the workers cannot keep up. */
-export function leastLatency(quantile: number, fleet: BoundedFleet, perMs: number): number {
+/**
+ * As `latencyBound`, but valid for sparse arrivals. Infinity where the workers cannot keep up. `fastest`: the line of the
+ * shortest inputs, where the fleet's is that of the mean: the workers keep up by the mean, a batch may be faster.
+ */
+export function leastLatency(
+  quantile: number,
+  fleet: BoundedFleet,
+  perMs: number,
+  fastest: Pick<BoundedFleet, "baseMs" | "perTaskMs"> = fleet,
+): number {
   const least = smallestMeanBatch(fleet, perMs);
   if (least === Infinity) return Infinity;
-  return fleet.baseMs + fleet.perTaskMs * least + (quantile * (least - 1)) / perMs;
+  return fastest.baseMs + fastest.perTaskMs * least + (quantile * (least - 1)) / perMs;
 }
 
 export function p99Bound(fleet: BoundedFleet, perMs: number): number {

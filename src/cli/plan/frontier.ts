@@ -4,8 +4,10 @@
  * batches that meets the goal; if none does, the fastest.
  */
 import type { Limits, PolicyName } from "../../core/policy.ts";
+import { Random } from "../../core/random.ts";
 import { type Goal, meetsGoal, quantileOf } from "./planner.ts";
-import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
+import type { LengthMix } from "./lengths.ts";
+import { type Figures, type TrialFleet, runTrial, withCapacity } from "./trial.ts";
 import type { Trace } from "./trace-file.ts";
 import { replayed } from "./workload.ts";
 
@@ -49,6 +51,8 @@ export interface ReplayOptions {
   readonly seed: number;
   /** Start of the trace that only settles the estimates. */
   readonly warmMs: number;
+  /** How long the inputs are of which the trace does not say it. Omitted: all alike. */
+  readonly lengths?: LengthMix | undefined;
   tell(limits: Limits, runs: number, all: number): void;
 }
 
@@ -62,16 +66,23 @@ export async function replay(all: readonly Limits[], options: ReplayOptions): Pr
   return frontierOf(candidates, options.goal);
 }
 
-export function replayOnce(limits: Limits, options: Omit<ReplayOptions, "tell" | "goal">): Promise<Figures> {
-  const { trace, workers, seed, warmMs } = options;
+export async function replayOnce(
+  limits: Limits,
+  options: Omit<ReplayOptions, "tell" | "goal">,
+): Promise<Figures> {
+  const { trace, workers, seed, warmMs, lengths } = options;
+  const random = new Random(seed + 0.25);
+  let arrived = 0;
   const traffic = {
     arrivals: replayed(trace.instants),
     durationMs: (trace.instants.at(-1) ?? 0) + 1,
     warmMs,
     shares: trace.tierNames.map(() => 1),
     tiers: trace.tiers,
+    nextLength: lengths && (() => trace.lengths[arrived++]! || lengths.draw(random)),
   };
-  return runTrial({ ...options.fleet, limits }, traffic, workers, seed);
+  const fleet = await withCapacity({ ...options.fleet, limits }, lengths, seed);
+  return runTrial(fleet, traffic, workers, seed);
 }
 
 export function frontierOf(candidates: readonly Candidate[], goal: Goal): Frontier {

@@ -11,10 +11,13 @@ import type { Json } from "../../core/task.ts";
 export interface LengthMix {
   /** As it was written, or the file. */
   readonly name: string;
+  readonly longest: number;
   draw(random: Random): number;
 }
 
 const LONGEST = 512;
+/** Inputs are made and measured as text: longer ones would take memory and time, not tell more. */
+export const MOST_TOKENS = 100_000;
 
 const NAMED: Readonly<Record<string, LengthMix["draw"]>> = {
   mixed(random) {
@@ -31,15 +34,18 @@ const PART = /^(\d+(?:\.\d+)?)%?:(\d{1,9})(?:-(\d{1,9}))?$/;
 /** Undefined if it is neither a name nor a list. */
 export function parseLengths(written: string): LengthMix | undefined {
   const named = Object.hasOwn(NAMED, written) ? NAMED[written] : undefined;
-  if (named !== undefined) return { name: written, draw: named };
+  if (named !== undefined) return { name: written, longest: LONGEST, draw: named };
   const parts = written.split(",").map((part) => {
     const [, share, from, to = from] = PART.exec(part.trim()) ?? [];
     return { share: Number(share), from: Number(from), to: Number(to) };
   });
   const sum = parts.reduce((total, { share }) => total + share, 0);
-  if (!(sum > 0) || !parts.every(({ from, to }) => from >= 1 && to >= from)) return undefined;
+  if (!(sum > 0) || !parts.every(({ from, to }) => from >= 1 && to >= from && to <= MOST_TOKENS)) {
+    return undefined;
+  }
   return {
     name: written,
+    longest: Math.max(...parts.map(({ to }) => to)),
     draw(random) {
       let left = random.next() * sum;
       const part = parts.find(({ share }) => (left -= share) < 0) ?? parts.at(-1)!;
@@ -48,8 +54,12 @@ export function parseLengths(written: string): LengthMix | undefined {
   };
 }
 
-export function recordedLengths(name: string, lengths: ArrayLike<number>): LengthMix {
-  return { name, draw: (random) => lengths[Math.floor(random.next() * lengths.length)]! };
+export function recordedLengths(name: string, lengths: Uint32Array): LengthMix {
+  return {
+    name,
+    longest: lengths.reduce((most, length) => Math.max(most, length)),
+    draw: (random) => lengths[Math.floor(random.next() * lengths.length)]!,
+  };
 }
 
 export function sampleLengths(mix: LengthMix, count: number, seed: number): number[] {
@@ -59,9 +69,10 @@ export function sampleLengths(mix: LengthMix, count: number, seed: number): numb
 
 const inputs: Json[] = [];
 
-/** An input of so many tokens. */
+/** An input of so many tokens; above 1,000 within 2 %, because all that were made are kept. */
 export function inputOf(tokens: number): Json {
-  return (inputs[tokens] ??= `[${Array.from({ length: tokens }, () => 0).join(",")}]`);
+  const made = tokens < 1000 ? tokens : Number(tokens.toPrecision(tokens < 10_000 ? 3 : 2));
+  return (inputs[made] ??= `[${"0,".repeat(made - 1)}0]`);
 }
 
 function between(random: Random, from: number, to: number): number {

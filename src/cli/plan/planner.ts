@@ -9,10 +9,15 @@
  *
  * Both are found by search: latency falls with every worker, within the noise of one run. A run has 100,000 requests by
  * default, at least 10 s (60 s with bursts), at most an hour. No size is run twice.
+ *
+ * Where time depends on the inputs' length, a worker's capacity is what it does while eight full batches wait, and
+ * bounds use that no batch computes fewer cells than its inputs have tokens.
  */
 import { leastLatency } from "./bounds.ts";
 import type { PolicyName } from "../../core/policy.ts";
-import { capacityOf, serviceMs } from "./fit.ts";
+import { Random } from "../../core/random.ts";
+import { atLength, capacityOf, serviceMs } from "./fit.ts";
+import { type LengthMix, sampleLengths } from "./lengths.ts";
 import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
 import { burstArrivals, poissonArrivals } from "./workload.ts";
 
@@ -30,6 +35,8 @@ export interface PlanRequest {
   /** Peak rate over mean rate; omitted: no bursts. */
   readonly burst?: number;
   readonly tiers: readonly { readonly name: string; readonly share: number }[];
+  /** Omitted: all inputs have the same length. */
+  readonly lengths?: LengthMix | undefined;
   readonly seed: number;
   /** Simulated; omitted: by the number of requests. */
   readonly durationMs?: number;
@@ -63,6 +70,7 @@ const WARM_MS = 2000;
 const LONGEST_FILL_MS = 30_000;
 /** A slow model too must have completed some batches before measuring. */
 const WARM_BATCHES = 10;
+const SAMPLED_LENGTHS = 10_000;
 const POLICIES: readonly PolicyName[] = ["latency", "adaptive", "eco"];
 
 export class Planner {
@@ -71,12 +79,19 @@ export class Planner {
   readonly warmMs: number;
   readonly #tell: (workers: number, runs: number) => void;
   readonly #runs = new Map<string, Promise<Figures>>();
+  /** Ascending, in tokens; a single 0 where all inputs have the same length. */
+  readonly #lengths: readonly number[];
+  readonly #meanLength: number;
 
   constructor(ask: PlanRequest, tell: (workers: number, runs: number) => void = () => {}) {
     this.ask = ask;
     this.#tell = tell;
     const { service, limits } = ask.fleet;
-    this.warmMs = Math.max(WARM_MS, WARM_BATCHES * serviceMs(service, limits.maxBatchSize));
+    const lengths = ask.lengths === undefined ? [0] : sampleLengths(ask.lengths, SAMPLED_LENGTHS, 1);
+    this.#lengths = lengths.sort((one, other) => one - other);
+    this.#meanLength = lengths.reduce((sum, length) => sum + length, 0) / lengths.length;
+    const slowestMs = serviceMs(service, limits.maxBatchSize, ask.lengths?.longest);
+    this.warmMs = Math.max(WARM_MS, WARM_BATCHES * slowestMs);
     const least = ask.burst === undefined ? SHORTEST_MS : SHORTEST_BURSTS_MS;
     const usual = Math.min(LONGEST_MS, Math.max(least, (1000 * REQUESTS) / ask.perSecond));
     const wanted = ask.durationMs ?? usual;
@@ -91,7 +106,23 @@ export class Planner {
   boundMs(workers: number): number {
     const { service, limits, overheadMs } = this.ask.fleet;
     const { maxBatchSize } = limits;
-    return leastLatency(this.ask.goal.share, { workers, maxBatchSize, ...service }, this.perMs) + overheadMs;
+    const fleet = { workers, maxBatchSize, ...atLength(service, this.#meanLength) };
+    const fastest = atLength(service, this.#lengths[0]!);
+    const least = leastLatency(this.ask.goal.share, fleet, this.perMs, fastest);
+    return Math.max(least + overheadMs, this.#aloneMs());
+  }
+
+  /** The goal's quantile of what inputs take that each have a worker to themselves. */
+  #aloneMs(): number {
+    const { goal, fleet } = this.ask;
+    const length = this.#lengths[Math.floor(goal.share * this.#lengths.length)]!;
+    return serviceMs(fleet.service, 1, length) + fleet.overheadMs;
+  }
+
+  /** Tasks per ms of one worker with full batches. */
+  get #workerPerMs(): number {
+    const { service, limits, workerPerMs } = this.ask.fleet;
+    return workerPerMs ?? capacityOf(service, limits.maxBatchSize);
   }
 
   run(workers: number, policy = this.ask.fleet.limits.policy): Promise<Figures> {
@@ -116,14 +147,17 @@ export class Planner {
         : burstArrivals(this.perMs, burst, durationMs, seed);
     const fleet = { ...ask.fleet, limits: { ...ask.fleet.limits, policy } };
     const shares = ask.tiers.map(({ share }) => share);
-    return runTrial(fleet, { arrivals, durationMs, warmMs, shares }, workers, seed);
+    const { lengths } = ask;
+    // A separate generator: the same arrivals have the same lengths in every fleet.
+    const random = new Random(seed + 0.25);
+    const nextLength = lengths && (() => lengths.draw(random));
+    return runTrial(fleet, { arrivals, durationMs, warmMs, shares, nextLength }, workers, seed);
   }
 
   /** An overloaded fleet refuses nothing until its queue is full: measuring starts that much later. */
   #fillMs(workers: number): number {
-    const { service, limits, timeouts } = this.ask.fleet;
-    const load = this.perMs / (workers * capacityOf(service, limits.maxBatchSize));
-    return load > 1 ? Math.min(LONGEST_FILL_MS, timeouts.queueMs / (load - 1)) : 0;
+    const load = this.perMs / (workers * this.#workerPerMs);
+    return load > 1 ? Math.min(LONGEST_FILL_MS, this.ask.fleet.timeouts.queueMs / (load - 1)) : 0;
   }
 
   meets(figures: Figures): boolean {
@@ -157,9 +191,19 @@ export class Planner {
     };
   }
 
+  /** The recommended fleet, or the given one; undefined if none meets the goal. */
+  async only(given?: number): Promise<Figures | undefined> {
+    try {
+      return await this.run(given ?? (await this.#recommend()));
+    } catch (error) {
+      if (error instanceof Impossible) return undefined;
+      throw error;
+    }
+  }
+
   #refuseImpossible(): void {
-    const { goal, fleet } = this.ask;
-    const aloneMs = serviceMs(fleet.service, 1) + fleet.overheadMs;
+    const { goal } = this.ask;
+    const aloneMs = this.#aloneMs();
     if (goal.ms < aloneMs) {
       throw new Impossible(
         `${goal.name} of ${ms(goal.ms)} is impossible: a batch of one alone takes ${ms(aloneMs)}; ` +
@@ -170,18 +214,15 @@ export class Planner {
 
   /** With fewer, the load is over 0.70 or the bound above the goal. */
   #least(): number {
-    const { service, limits } = this.ask.fleet;
-    const perWorker = capacityOf(service, limits.maxBatchSize);
-    let workers = Math.max(1, Math.ceil(this.perMs / (TARGET_LOAD * perWorker) - 1e-9));
+    let workers = Math.max(1, Math.ceil(this.perMs / (TARGET_LOAD * this.#workerPerMs) - 1e-9));
     while (workers < this.#most() && this.boundMs(workers) > this.ask.goal.ms) workers++;
     return workers;
   }
 
   /** With more, every request has a worker to itself and nothing improves. */
   #most(): number {
-    const { service, limits } = this.ask.fleet;
-    const alone = this.perMs * serviceMs(service, 1);
-    const full = this.perMs / capacityOf(service, limits.maxBatchSize);
+    const alone = this.perMs * serviceMs(this.ask.fleet.service, 1, this.#meanLength);
+    const full = this.perMs / this.#workerPerMs;
     return Math.ceil(2 * Math.max(alone, full) + 6 * Math.sqrt(alone) + 8);
   }
 
@@ -216,8 +257,7 @@ export class Planner {
   }
 
   #knee(chosen: number): Promise<number> {
-    const { service, limits } = this.ask.fleet;
-    const least = Math.floor(this.perMs / capacityOf(service, limits.maxBatchSize));
+    const least = Math.floor(this.perMs / this.#workerPerMs);
     const bad = Math.min(chosen - 1, Math.max(0, least - 1));
     return this.#between(bad, chosen, async (workers) => this.meets(await this.run(workers)));
   }

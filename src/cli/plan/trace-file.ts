@@ -1,21 +1,26 @@
 /**
- * Recorded arrivals: one JSON value per line, streamed and kept as 9 bytes each.
+ * Recorded arrivals: one JSON value per line, streamed and kept as 13 bytes each.
  *
  * A line is a request from Ferry (`GET /internal/requests`, or a row of `ferry_requests`), another program's object
  * with an instant, or a bare instant. Instants are ISO times or milliseconds from any origin, in any order. Ferry's
- * whole reply `{"requests":[…]}` is accepted too. Skipped, and counted:
+ * whole reply `{"requests":[…]}` is accepted too. The length of its input is its `tokens`, `length` or `input_tokens`,
+ * or estimated from its `input`. Skipped, and counted:
  *
  *   joined, cached     answered by another request's work: needs no place in a batch
  *   turned away        400 to 428: invalid, never waited for a worker
  *   unreadable         not JSON, or no instant in it
  */
 import type { Random } from "../../core/random.ts";
+import { estimateTokens } from "../../core/weight.ts";
+import { MOST_TOKENS } from "./lengths.ts";
 
 export interface Trace {
   /** ms from the first, ascending. */
   readonly instants: Float64Array;
   /** Index into `tierNames`. */
   readonly tiers: Uint8Array;
+  /** In tokens, at most `MOST_TOKENS`; 0 where the line does not say. */
+  readonly lengths: Uint32Array;
   readonly tierNames: readonly string[];
   readonly lines: number;
   readonly unreadable: number;
@@ -38,6 +43,7 @@ const INSTANTS = [
   "at",
   "ms",
 ];
+const LENGTHS = ["tokens", "length", "input_tokens"];
 const MAX_TIERS = 255;
 
 type Fields = Readonly<Record<string, unknown>>;
@@ -45,6 +51,7 @@ type Fields = Readonly<Record<string, unknown>>;
 export class TraceReader {
   #instants = new Float64Array(1024);
   #tiers = new Uint8Array(1024);
+  #lengths = new Uint32Array(1024);
   #size = 0;
   readonly #tierNames: string[] = [];
   readonly #most: number;
@@ -85,7 +92,7 @@ export class TraceReader {
       this.#cut = true;
       return;
     }
-    this.#keep(at, this.#tierOf(fields["tier"]));
+    this.#keep(at, this.#tierOf(fields["tier"]), lengthIn(fields));
   }
 
   #cannot(): void {
@@ -101,14 +108,17 @@ export class TraceReader {
     return this.#tierNames.push(name) - 1;
   }
 
-  #keep(at: number, tier: number): void {
+  #keep(at: number, tier: number, length: number): void {
     if (this.#size === this.#instants.length) {
       const [instants, tiers] = [new Float64Array(2 * this.#size), new Uint8Array(2 * this.#size)];
+      const lengths = new Uint32Array(2 * this.#size);
       instants.set(this.#instants);
       tiers.set(this.#tiers);
-      [this.#instants, this.#tiers] = [instants, tiers];
+      lengths.set(this.#lengths);
+      [this.#instants, this.#tiers, this.#lengths] = [instants, tiers, lengths];
     }
     this.#instants[this.#size] = at;
+    this.#lengths[this.#size] = length;
     this.#tiers[this.#size++] = tier;
   }
 
@@ -127,6 +137,7 @@ export class TraceReader {
     return {
       instants: Float64Array.from(places, (index) => from[index]! - first),
       tiers: Uint8Array.from(places, (index) => place[this.#tiers[index]!]!),
+      lengths: Uint32Array.from(places, (index) => this.#lengths[index]!),
       tierNames: names,
       lines: this.#lines,
       unreadable: this.#unreadable,
@@ -140,6 +151,30 @@ export class TraceReader {
 
 function isFields(value: unknown): value is Fields {
   return typeof value === "object" && value !== null && !Array.isArray(value);
+}
+
+/** Lengths in a line of a file that need not have instants; a bare number is one. Empty where it says none. */
+export function lengthsIn(line: string): number[] {
+  let value: unknown;
+  try {
+    value = JSON.parse(line);
+  } catch {
+    return [];
+  }
+  const entries: unknown[] =
+    isFields(value) && Array.isArray(value["requests"]) ? value["requests"] : [value];
+  const lengths = entries.map((entry) => lengthIn(isFields(entry) ? entry : { length: entry }));
+  return lengths.filter((length) => length > 0);
+}
+
+/** 0 where there is none. */
+function lengthIn(fields: Fields): number {
+  for (const name of LENGTHS) {
+    const value = fields[name];
+    if (typeof value === "number" && value >= 1) return Math.min(Math.round(value), MOST_TOKENS);
+  }
+  const { input } = fields;
+  return input === undefined ? 0 : Math.min(estimateTokens(JSON.stringify(input)), MOST_TOKENS);
 }
 
 /** NaN where there is none. */

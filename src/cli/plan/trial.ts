@@ -1,6 +1,6 @@
 /**
  * One run of a fleet on virtual time, and its figures. Admission, queues, dispatcher and policy are the serving code
- * (`simulation.ts`); workers take base + n·perTask ms, with optional jitter. The first `warmMs` is not counted, so that
+ * (`simulation.ts`); workers take the time of `fit.ts`, with optional jitter. The first `warmMs` is not counted, so that
  * estimates settle. TrialLatency is arrival to outcome plus `overheadMs` (HTTP and network, not simulated). Shares are
  * of the arrivals counted.
  */
@@ -8,7 +8,9 @@ import { Histogram } from "../bench/histogram.ts";
 import { Random } from "../../core/random.ts";
 import type { Limits } from "../../core/policy.ts";
 import type { CapacityRules } from "../../gateway/admission/capacity-gate.ts";
-import type { ServiceTime } from "./fit.ts";
+import type { ModelRules } from "../../dispatch/model-rules.ts";
+import { capacityOf, dependsOnLength, type ServiceTime, serviceMs } from "./fit.ts";
+import { inputOf, type LengthMix } from "./lengths.ts";
 import { Simulation } from "./simulation.ts";
 import type { NextArrival } from "./workload.ts";
 
@@ -21,6 +23,10 @@ export interface TrialFleet {
   readonly admission: Omit<CapacityRules, "model" | "queueMs" | "totalMs" | "tiers">;
   readonly maxQueued: number;
   readonly overheadMs: number;
+  /** Default: `off`. */
+  readonly lengths?: ModelRules["lengths"];
+  /** Tasks per ms of one worker with full batches, where that depends on lengths (`withCapacity`). */
+  readonly workerPerMs?: number;
 }
 
 export interface Traffic {
@@ -32,6 +38,8 @@ export interface Traffic {
   readonly shares: readonly number[];
   /** The tier of each arrival, instead of drawing by shares. */
   readonly tiers?: Uint8Array;
+  /** The length of each arrival, in tokens. Default: all alike. */
+  readonly nextLength?: (() => number) | undefined;
 }
 
 export interface TrialLatency {
@@ -55,6 +63,8 @@ export interface Figures extends TrialLatency {
   readonly batchesPerThousand: number;
   /** Arrival rate over the workers' capacity with full batches. */
   readonly load: number;
+  /** Computed cells ÷ useful cells: rows × longest over the sum of lengths. 1 where all are alike. */
+  readonly padding: number;
   readonly tiers: readonly TrialLatency[];
 }
 
@@ -91,8 +101,13 @@ export async function runTrial(
   workers: number,
   seed: number,
 ): Promise<Figures> {
-  const { durationMs, warmMs, shares } = traffic;
-  const simulation = open(fleet, shares.length, workers, seed);
+  const { durationMs, warmMs, shares, nextLength } = traffic;
+  let [cells, useful] = [0, 0];
+  const simulation = open(fleet, shares.length, workers, seed, (rows, longest, total) => {
+    if (simulation.clock.now() < countedFrom) return;
+    cells += rows * longest;
+    useful += total;
+  });
   const counts = [new Count(), ...shares.map(() => new Count())];
   const countedFrom = simulation.startedAt + warmMs;
   const [all] = counts as [Count];
@@ -122,34 +137,96 @@ export async function runTrial(
   const tierOf = drawTiers(traffic, seed);
   simulation.stream(traffic.arrivals, () => {
     const tier = tierOf();
-    simulation.knock(tier);
+    if (nextLength === undefined) simulation.knock(tier);
+    else simulation.knock(tier, undefined, inputOf(nextLength()));
     if (simulation.clock.now() < countedFrom) return;
     all.offered++;
     counts[tier + 1]!.offered++;
   });
   await simulation.run(durationMs + fleet.timeouts.totalMs);
   simulation.stop();
-  const { limits, service } = fleet;
-  const fullMs = service.baseMs + service.perTaskMs * limits.maxBatchSize;
-  const capacity = (workers * limits.maxBatchSize) / fullMs;
+  const { limits, service, workerPerMs = capacityOf(service, limits.maxBatchSize) } = fleet;
   return {
     ...all.figures,
     workers,
     batches,
     fill: tasks / batches,
     batchesPerThousand: (1000 * batches) / tasks,
-    load: all.offered / (durationMs - warmMs) / capacity,
+    load: all.offered / (durationMs - warmMs) / (workers * workerPerMs),
+    padding: useful === 0 ? 1 : cells / useful,
     tiers: counts.slice(1).map(({ figures }) => figures),
   };
 }
 
-function open(fleet: TrialFleet, tiers: number, workers: number, seed: number): Simulation {
-  const { limits, service, jitter, timeouts, maxQueued } = fleet;
+/** Counted after the first hundred. */
+const SATURATED_BATCHES = 400;
+const SATURATED_WARM_BATCHES = 100;
+/** Waiting tasks, in full batches: enough to choose from, and less than a policy looks at. */
+const SATURATED_DEPTH = 8;
+
+/** The fleet with its `workerPerMs`, where that depends on lengths. */
+export async function withCapacity(
+  fleet: TrialFleet,
+  mix: LengthMix | undefined,
+  seed: number,
+): Promise<TrialFleet> {
+  if (mix === undefined || !dependsOnLength(fleet.service)) return fleet;
+  return { ...fleet, workerPerMs: await saturatedPerMs(fleet, mix, seed) };
+}
+
+/** Tasks per ms of one worker while always as many wait. */
+async function saturatedPerMs(fleet: TrialFleet, mix: LengthMix, seed: number): Promise<number> {
+  const { maxBatchSize } = fleet.limits;
+  const endless = { ...fleet.timeouts, queueMs: Number.MAX_SAFE_INTEGER, totalMs: Number.MAX_SAFE_INTEGER };
+  const admission = { ...fleet.admission, mode: "off" } as const;
+  const simulation = open({ ...fleet, timeouts: endless, admission, maxQueued: Infinity }, 1, 1, seed);
+  const random = new Random(seed + 0.25);
+  const put = (count: number): void => {
+    for (let task = 0; task < count; task++) simulation.knock(0, undefined, inputOf(mix.draw(random)));
+  };
+  simulation.engine.watch({ settled: ({ task }) => simulation.engine.delivered(task.id) });
+  let [batches, tasks, from, until] = [0, 0, 0, 0];
+  simulation.events.on("batch.settled", ({ size }) => {
+    if (batches >= SATURATED_BATCHES) return;
+    until = simulation.clock.now();
+    if (++batches <= SATURATED_WARM_BATCHES) from = until;
+    else tasks += size;
+    simulation.clock.at(until, () => put(size));
+  });
+  put(SATURATED_DEPTH * maxBatchSize);
+  const { workerMs } = fleet.timeouts;
+  for (let waited = 0; waited < SATURATED_BATCHES; waited++) {
+    await simulation.run(workerMs);
+    if (batches === SATURATED_BATCHES) break;
+  }
+  simulation.stop();
+  return tasks / (until - from);
+}
+
+function open(
+  fleet: TrialFleet,
+  tiers: number,
+  workers: number,
+  seed: number,
+  ran?: (rows: number, longest: number, total: number) => void,
+): Simulation {
+  const { limits, service, jitter, timeouts, maxQueued, lengths = "off" } = fleet;
+  const batchMs = (rows: number, longest: number, total: number): number => {
+    ran?.(rows, longest, total);
+    return serviceMs(service, rows, longest, total);
+  };
   return new Simulation({
     seed,
     timeouts,
-    rules: { name: MODEL, limits, workerMs: timeouts.workerMs, retry: RETRY, health: HEALTH },
-    backend: { workers, baseMs: service.baseMs, perItemMs: service.perTaskMs, jitter, ...NO_FAULTS },
+    rules: { name: MODEL, limits, lengths, workerMs: timeouts.workerMs, retry: RETRY, health: HEALTH },
+    backend: {
+      workers,
+      baseMs: service.baseMs,
+      perItemMs: service.perTaskMs,
+      batchMs: dependsOnLength(service) ? batchMs : undefined,
+      jitter,
+      ...NO_FAULTS,
+    },
     admission: { ...fleet.admission, tiers },
     engine: { maxQueued, results: { ttlMs: 600_000, evictAfterRead: true, maxBytes: Infinity } },
   });

@@ -197,6 +197,7 @@ export class ModelFold {
         now,
       ),
       ...this.#trouble(),
+      grouped: sight.cost?.grouped === true,
       quarterHour: this.#quarterHour(),
     });
     return {

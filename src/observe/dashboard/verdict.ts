@@ -46,6 +46,8 @@ export interface VerdictFacts {
   readonly retriedShare: number;
   /** Share of batches that left full, last ten seconds. */
   readonly fullShare: number;
+  /** Inputs of similar length share a batch. */
+  readonly grouped: boolean;
   readonly loopLateMs: number;
   /** Undefined until 15 minutes have passed. */
   readonly quarterHour: { readonly idleShare: number; readonly peakLoad: number } | undefined;
@@ -205,8 +207,10 @@ function spare({ quarterHour, healthy, target }: VerdictFacts): string {
   return `${idle}; ${workers(enough)} would do, even at its busiest second.`;
 }
 
-function emptySeats({ recent, model, fullShare }: VerdictFacts): string {
+function emptySeats({ recent, model, fullShare, grouped }: VerdictFacts): string {
   const { fill } = recent;
+  // Others wait for inputs of their length: more time would not fill them.
+  if (grouped) return "";
   // Half empty by count, but full by weight or by their workers' limits: no policy fills them.
   if (fullShare > 0.5) return "";
   if (fill === null || fill >= HALF_EMPTY || model.policy === "eco" || model.maxBatchSize === 1) return "";

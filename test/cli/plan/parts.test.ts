@@ -2,12 +2,23 @@
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { type Candidate, frontierOf, grid } from "../../../src/cli/plan/frontier.ts";
-import { fit, fitLine, formatService, kneeOf, parseService } from "../../../src/cli/plan/fit.ts";
-import { sizesUpTo } from "../../../src/cli/plan/measure.ts";
+import {
+  atLength,
+  fit,
+  fitLine,
+  fitShapes,
+  formatService,
+  kneeOf,
+  parseService,
+  serviceMs,
+} from "../../../src/cli/plan/fit.ts";
+import { inputOf, parseLengths, recordedLengths, sampleLengths } from "../../../src/cli/plan/lengths.ts";
+import { lengthProbes, sizesUpTo } from "../../../src/cli/plan/measure.ts";
 import { around } from "../../../src/cli/plan/planner.ts";
 import { leastLatency } from "../../../src/cli/plan/bounds.ts";
-import { spreadWholeMs, TraceReader } from "../../../src/cli/plan/trace-file.ts";
+import { lengthsIn, spreadWholeMs, TraceReader } from "../../../src/cli/plan/trace-file.ts";
 import { Random } from "../../../src/core/random.ts";
+import { estimateTokens } from "../../../src/core/weight.ts";
 import { burstArrivals, poisson, poissonArrivals } from "../../../src/cli/plan/workload.ts";
 
 test("service times as people write them", () => {
@@ -19,7 +30,11 @@ test("service times as people write them", () => {
     ["36ms + 1.5n", [36, 1.5]],
     ["36+1*n", [36, 1]],
     ["2n", [0, 2]],
+    ["1n+36", [36, 1]],
     ["0ms", undefined],
+    ["36+4", undefined],
+    ["36+1n+1n", undefined],
+    ["36+1x", undefined],
     ["fast", undefined],
     ["-5ms", undefined],
     ["", undefined],
@@ -30,6 +45,81 @@ test("service times as people write them", () => {
   }
   assert.equal(formatService({ baseMs: 200, perTaskMs: 0 }), "200 ms");
   assert.equal(formatService({ baseMs: 36.04, perTaskMs: 1.001 }), "36 + 1·n ms");
+});
+
+test("service times that follow the inputs' length", () => {
+  const padded = parseService("0.5+0.005n+0.00046nl")!;
+  assert.deepEqual(padded, { baseMs: 0.5, perTaskMs: 0.005, perCellMs: 0.00046 });
+  assert.deepEqual(parseService("0.5 + 4.6e-4*n*l"), { baseMs: 0.5, perTaskMs: 0, perCellMs: 0.00046 });
+  assert.deepEqual(parseService("5ms+0.02t"), { baseMs: 5, perTaskMs: 0, perTokenMs: 0.02 });
+  assert.equal(formatService(padded), "0.5 + 0.005·n + 0.00046·n·l ms");
+  assert.ok(Math.abs(serviceMs(padded, 64, 512) - 15.89) < 0.01);
+  assert.equal(serviceMs({ baseMs: 5, perTaskMs: 1, perTokenMs: 0.02 }, 2, 512, 600), 5 + 2 + 12);
+  assert.deepEqual(atLength(padded, 100), { baseMs: 0.5, perTaskMs: 0.005 + 100 * 0.00046 });
+});
+
+describe("lengths", () => {
+  test("named and written distributions", () => {
+    const mean = (written: string): number => {
+      const drawn = sampleLengths(parseLengths(written)!, 20_000, 3);
+      assert.ok(drawn.every((length) => Number.isInteger(length) && length >= 1 && length <= 512));
+      return drawn.reduce((sum, length) => sum + length, 0) / drawn.length;
+    };
+    // 0.5 · 11 + 0.4 · 81 + 0.1 · 356
+    assert.ok(Math.abs(mean("mixed") - 73.5) < 2, `${mean("mixed")}`);
+    assert.ok(Math.abs(mean("chat") - 58) < 2, `${mean("chat")}`);
+    assert.ok(Math.abs(mean("50%:6-16,40%:40-120,10%:200-512") - 73.1) < 2);
+    assert.equal(mean("100%:128"), 128);
+    assert.equal(parseLengths("1:8,3:16-32")!.longest, 32);
+    for (const wrong of ["long", "50%", "50%:0-3", "50%:9-3", "0%:5", "50%:5;50%:6", "10%:5-1000000", ""]) {
+      assert.equal(parseLengths(wrong), undefined, wrong);
+    }
+  });
+
+  test("an input has the length that it was made for", () => {
+    for (const tokens of [1, 2, 16, 512]) assert.equal(estimateTokens(inputOf(tokens)), tokens);
+    assert.ok(Math.abs(estimateTokens(inputOf(54_321)) / 54_321 - 1) < 0.02);
+  });
+
+  test("recorded lengths, in all the forms that a line may have", () => {
+    assert.deepEqual(lengthsIn("17"), [17]);
+    assert.deepEqual(lengthsIn('{"tokens":5}'), [5]);
+    assert.deepEqual(lengthsIn('{"input_tokens":6,"arrived_at":"2026-01-05T10:00:00Z"}'), [6]);
+    assert.deepEqual(lengthsIn('{"input":"12345678"}'), [2]);
+    assert.deepEqual(lengthsIn('{"requests":[{"length":7},{"input":[1,2,3]},{}]}'), [7, 3]);
+    for (const none of ["", "no json", "{}", '{"tokens":0}', '{"tokens":"many"}'])
+      assert.deepEqual(lengthsIn(none), []);
+    const recorded = recordedLengths("file", Uint32Array.of(4, 9));
+    assert.deepEqual(new Set(sampleLengths(recorded, 100, 1)), new Set([4, 9]));
+    assert.equal(recorded.longest, 9);
+  });
+
+  test("what time follows is told from equal batches and one long input among short ones", () => {
+    const tokens = (count: number): string => inputOf(count);
+    const probes = lengthProbes(16, [8, 64, 512], tokens);
+    assert.deepEqual(
+      probes.slice(0, 4).map(({ size, longest, total }) => [size, longest, total]),
+      [
+        [1, 8, 8],
+        [1, 64, 64],
+        [1, 512, 512],
+        [2, 8, 16],
+      ],
+    );
+    assert.equal(probes.length, 3 + 4 * 4);
+    for (const text of ["0.5+0.005n+0.00046nl", "5+0.02t", "5+0.1n", "3+0.2nl"]) {
+      const service = parseService(text)!;
+      const timings = probes.map((probe, at) => ({
+        ...probe,
+        ms: serviceMs(service, probe.size, probe.longest, probe.total) * (at % 2 === 0 ? 1.01 : 0.99),
+      }));
+      const found = fitShapes(timings);
+      for (const part of ["baseMs", "perCellMs", "perTokenMs"] as const) {
+        const [got, wanted] = [found[part] ?? 0, service[part] ?? 0];
+        assert.ok(Math.abs(got - wanted) <= 0.05 * wanted, `${text}: ${part} ${got}`);
+      }
+    }
+  });
 });
 
 test("the bound: S(1 + q/k) where arrivals are dense, S(1) where they are rare, none beyond the capacity", () => {
@@ -118,13 +208,14 @@ describe("recorded traces", () => {
       "",
       "no json",
       '{"tier":"free"}',
-      '{"requests":[{"arrived_at":"2026-01-05T10:00:00.250Z","tier":"paid"}]}',
+      '{"requests":[{"arrived_at":"2026-01-05T10:00:00.250Z","tier":"paid","tokens":40}]}',
     ]) {
       reader.line(line);
     }
     const trace = reader.end(["enterprise", "paid", "free"]);
     assert.deepEqual([...trace.instants], [0, 100, 150, 200]);
     assert.deepEqual([...trace.tiers], [0, 2, 1, 2]);
+    assert.deepEqual([...trace.lengths], [0, 0, 40, 0]);
     const { unreadable, unreadableAt, seatless, turnedAway, cut, lines } = trace;
     assert.deepEqual(
       { unreadable, unreadableAt, seatless, turnedAway, cut, lines },

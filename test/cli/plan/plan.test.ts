@@ -130,6 +130,88 @@ describe("how many workers", () => {
   });
 });
 
+describe("--lengths", () => {
+  const ask = "--rate 400 --slo p99=600ms --service 20+0.2n+0.02nl --batch 32 --duration 8s";
+
+  test("what grouping saves is told against order of arrival", async () => {
+    const { code, out, err } = await call(plan, `${ask} --lengths mixed`);
+    assert.equal(code, 0, err);
+    assert.match(out, /grouped by length: \d+ workers \(\d\.\d cells .*\); in order of arrival: \d+ workers/);
+    assert.match(out, /20 \+ 0\.2·n \+ 0\.02·n·l ms a batch/);
+    assert.match(out, /inputs of up to 512 tokens \(--lengths mixed\)/);
+    const found = await json<Planned & { in_order_of_arrival: Row }>(`${ask} --lengths mixed --json`);
+    assert.ok(found.workers <= found.in_order_of_arrival.workers);
+    const chosen = found.rows.find(({ workers }) => workers === found.workers)!;
+    assert.ok(chosen.meets_slo && chosen.load <= 0.7 && chosen.p99_ms >= found.bound_ms, `${chosen.load}`);
+  });
+
+  test("with a number of workers it is told in latency; lengths: off has nothing to tell", async () => {
+    const { out } = await call(plan, `${ask} --lengths 90%:8-16,10%:256 --workers 4`);
+    assert.match(out, /grouped by length: p99 \d+ .*; in order of arrival: p99 \d/);
+    const config = file("lengths.yaml");
+    const backend = "{ kind: simulated, baseMs: 20, perItemMs: 0.2, perTokenMs: 0.02 }";
+    writeFileSync(
+      config,
+      `models: [{ name: m, backend: ${backend}, timeouts: { workerMs: 2000 }, lengths: off }]\n`,
+    );
+    const off = await call(
+      plan,
+      `-c ${config} ${ask.replace(/--service \S+/, "--lengths chat --workers 4")}`,
+    );
+    assert.equal(off.code, 0, off.err);
+    assert.match(off.out, /20 \+ 0\.2·n \+ 0\.02·n·l ms a batch/);
+    assert.doesNotMatch(off.out, /in order of arrival/);
+  });
+
+  test("a packed model gains nothing by grouping, and inputs of equal length are a line", async () => {
+    const packed = await json<Planned & { in_order_of_arrival?: Row }>(
+      `${ask.replace("0.02nl", "0.02t")} --lengths mixed --json`,
+    );
+    assert.equal(packed.in_order_of_arrival, undefined);
+    const [equal, line] = [
+      await json<Planned>(`${ask} --lengths 100%:50 --json`),
+      await json<Planned>(`${ask.replace("0.2n+0.02nl", "1.2n")} --json`),
+    ];
+    assert.equal(equal.workers, line.workers);
+    assert.ok(Math.abs(equal.bound_ms / line.bound_ms - 1) < 1e-9, `${equal.bound_ms} ${line.bound_ms}`);
+  });
+
+  test("lengths of a file, drawn or as they were recorded", async () => {
+    const trace = file("lengths.ndjson");
+    const lines = poisson(0.4, 6000, 2).map((at, index) =>
+      JSON.stringify({ ms: at, tokens: index % 10 === 0 ? 400 : 12 }),
+    );
+    writeFileSync(trace, `${lines.join("\n")}\n`);
+    const drawn = await call(plan, `${ask} --lengths ${trace} --workers 4`);
+    assert.match(drawn.out, /inputs of up to 400 tokens/);
+    const replayed = await json<{ best: Row }>(
+      `--replay ${trace} --service 20+0.2n+0.02nl --batch 16 --workers 4 --policy adaptive --json`,
+    );
+    const aloneMs = 20 + 0.2 + 0.02 * 400;
+    assert.ok(replayed.best.p99_ms > aloneMs, `${replayed.best.p99_ms}`);
+  });
+
+  test("what is missing or wrong is one line", async () => {
+    writeFileSync(file("no-lengths.ndjson"), '{"at":1}\n{"at":2}\n');
+    const cases: [string, number, RegExp][] = [
+      [ask, 2, /how long are the inputs\? .* say --lengths mixed/],
+      [`${ask} --lengths long`, 2, /--lengths long is neither mixed, chat, a list/],
+      [`${ask} --lengths ${file("no-lengths.ndjson")}`, 1, /holds no length; it needs one JSON a line/],
+      [
+        `--replay ${file("no-lengths.ndjson")} --service 20+0.02nl`,
+        2,
+        /how long are the inputs\? .* or a file/,
+      ],
+      [`${ask.replace("600ms", "24ms")} --lengths mixed`, 1, /a batch of one alone takes 29\.\d ms/],
+    ];
+    for (const [line, code, message] of cases) {
+      const said = await call(plan, line);
+      assert.equal(said.code, code, `${line}: ${said.err}`);
+      assert.match(said.err, message);
+    }
+  });
+});
+
 describe("how many processes", () => {
   const ask = (rate: number): string =>
     `--rate ${rate} --slo p99=1s --service 1ms --batch 64 --workers 2 --duration 10ms`;
@@ -278,6 +360,17 @@ describe("--learned", () => {
     assert.ok(told.plan.workers >= 1);
   });
 
+  test("with --lengths the learned cost by length counts", async () => {
+    const cost = { kind: "padded", base_ms: 4, per_row_ms: 0.05, per_token_ms: 0.002 };
+    const path = save("cost.json", { workers: [], models: [{ ...open, cost }] });
+    const { out } = await call(plan, `--learned ${path} --lengths mixed`);
+    assert.match(out, /4 \+ 0\.05·n \+ 0\.002·n·l ms for a batch of n/);
+    const without = await call(plan, `--learned ${path}`);
+    assert.doesNotMatch(without.out, /n·l/);
+    const rows = save("rows.json", { workers: [], models: [{ ...open, cost: { ...cost, kind: "rows" } }] });
+    assert.doesNotMatch((await call(plan, `--learned ${rows} --lengths mixed`)).out, /n·l/);
+  });
+
   test("without a knee all sizes count; --model and --batch choose", async () => {
     const { out } = await call(plan, `--learned ${learned} --model open --batch 64`);
     assert.match(out, /up to 64/);
@@ -312,6 +405,22 @@ describe("--measure", () => {
     assert.match(out, /batch +ms, median/);
     assert.match(out, /maxBatchSize: \d/);
     assert.ok(out.includes(`workers: ["${stub.url}"]`));
+  });
+
+  test("with --lengths it is timed at several lengths", async () => {
+    await using stub = await StubWorker.listen();
+    const line = `--measure ${stub.url} --batch 4 --rounds 2 --lengths 50%:4,50%:32 --input [7,8]`;
+    const { code, out, err } = await call(plan, line);
+    assert.equal(code, 0, err);
+    assert.match(out, /batch +ms at 4 tokens +32 +one of 32 among 4/);
+    const shapes = new Set(
+      stub.calls.map(({ inputs }) => (inputs as number[][]).map(({ length }) => length).join(",")),
+    );
+    for (const shape of ["4", "32", "4,4", "32,32", "32,4", "4,4,4,4", "32,4,4,4"])
+      assert.ok(shapes.has(shape));
+    const wrong = await call(plan, `--measure ${stub.url} --lengths mixed --input {"text":"x"}`);
+    assert.equal(wrong.code, 2);
+    assert.match(wrong.err, /a text or an array of integers/);
   });
 
   test("with a rate and a goal it goes on to plan", async () => {

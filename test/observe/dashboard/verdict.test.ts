@@ -44,6 +44,7 @@ function say(more: More = {}): ReturnType<typeof sayVerdict> {
     slowWorker: undefined,
     retriedShare: 0,
     fullShare: 0,
+    grouped: false,
     loopLateMs: 2,
     quarterHour: undefined,
     ...more,
@@ -197,6 +198,7 @@ describe("what would help", () => {
   test("empty seats are the price of low latency", () => {
     const recent = { fill: 0.3 };
     assert.match(say({ recent }).advice, /^Batches leave 19\.2 of 64 full: empty seats are the price/);
+    assert.equal(say({ recent, grouped: true }).advice, "", "the others are of another length");
     assert.equal(say({ recent, fullShare: 0.6 }).advice, "", "a budget or a cap has filled them");
     const model = { name: "embed", policy: "eco", maxBatchSize: 64 };
     assert.equal(say({ recent, model }).advice, "");

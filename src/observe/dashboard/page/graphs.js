@@ -182,9 +182,9 @@ function requestsOf({ history, rangeS }) {
   return history.last("requests", rangeS).map((each, i) => (load[i] === null && each === 0 ? null : each));
 }
 
-/** Against batches of as many inputs in order of arrival. @param {number} busyMs @param {number} savedMs @param {number} rangeS */
+/** Against batches of as many inputs in order of arrival; "" where inputs are not grouped. @param {number} busyMs @param {number} savedMs @param {number} rangeS */
 function savedWords(busyMs, savedMs, rangeS) {
-  if (busyMs === 0) return "";
+  if (busyMs === 0 || savedMs === 0) return "";
   if (savedMs < 0) return `Grouping by length cost ${ms(-savedMs)} of GPU time in ${span(rangeS)}.`;
   const part = share(savedMs / (busyMs + savedMs));
   return `Grouping by length saved ${ms(savedMs)} of GPU time, ${part} of what order of arrival would have taken.`;
