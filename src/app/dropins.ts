@@ -10,6 +10,7 @@ import { DropIns, type DropInModel } from "../gateway/dropin.ts";
 import { type PassedModel, Passthrough } from "../gateway/passthrough.ts";
 import type { RequestPath } from "../gateway/request-path.ts";
 import type { Screening } from "../gateway/screening.ts";
+import type { Pad } from "../gateway/protocol/oip-pad.ts";
 import type { Protocol, ProtocolName, RequestLimits } from "../gateway/protocol/protocol.ts";
 import { protocols } from "../gateway/protocol/protocols.ts";
 import { plainUrl } from "./config/worker-addresses.ts";
@@ -68,6 +69,7 @@ export async function openDropIns(config: Config, needs: DropInNeeds): Promise<O
     protocols: spokenBy(model),
     passthrough: model.passthrough,
     maxBatchSize: model.maxBatchSize,
+    pad: padOf(model),
     reachable: passed.has(model.name),
     ready: () => healthy(model.name),
     workerName: workerNameOf(model),
@@ -137,6 +139,21 @@ export function speaksTensors(model: ModelConfig): boolean {
 
 export function hasTensorWorkers({ backend }: ModelConfig): boolean {
   return backend.kind === "grpc" || (backend.kind === "http" && backend.protocol === "oip-v2");
+}
+
+/** How rows of different length are padded; undefined: only rows of one length share a batch. */
+export function padOf({ pad, lengths }: ModelConfig): Pad | undefined {
+  if (pad === undefined) return undefined;
+  const classes = lengths.filter((length) => typeof length === "number");
+  const [first = "auto"] = pad.outputs;
+  return {
+    axis: pad.axis,
+    value: pad.value,
+    inputs: pad.inputs.length === 0 ? undefined : pad.inputs,
+    outputs: first === "auto" ? undefined : first === "none" ? [] : pad.outputs,
+    lengthsInput: pad.lengthsInput,
+    classes: classes.length === 0 ? undefined : classes,
+  };
 }
 
 export function spokenBy({ backend, protocols: listed }: ModelConfig): Protocol[] {

@@ -15,7 +15,14 @@ import { Shares } from "../core/share.ts";
 import { Sampler } from "../core/trace.ts";
 import { type OpenCredentials, openCredentials } from "./credentials.ts";
 import type { Prepared } from "../workers/pool.ts";
-import { hasTensorWorkers, openDropIns, type OpenDropIns, speaksTensors, spokenBy } from "./dropins.ts";
+import {
+  hasTensorWorkers,
+  openDropIns,
+  type OpenDropIns,
+  padOf,
+  speaksTensors,
+  spokenBy,
+} from "./dropins.ts";
 import type { OpenedStore } from "./engines.ts";
 import { ClientBytes } from "../gateway/client-request.ts";
 import { EarlyRefusals } from "../gateway/early-refusal.ts";
@@ -188,10 +195,11 @@ export class PublicApi {
     }
     const described = { ...healthRoutes(draining, opened.writable), ...openapiRoutes(credentials.required) };
     const routes = { ...passing.dropIns.routes(), ...native.routes(), ...described };
-    const tensors = config.models.filter(speaksTensors).map(({ name, maxBatchSize }) => ({
-      name,
-      alone: maxBatchSize === 1,
-      ready: () => healthy(name),
+    const tensors = config.models.filter(speaksTensors).map((model) => ({
+      name: model.name,
+      alone: model.maxBatchSize === 1,
+      pad: padOf(model),
+      ready: () => healthy(model.name),
     }));
     const grpcPages = guardOf(config, config.grpc.listen);
     return {

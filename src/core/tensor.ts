@@ -9,6 +9,11 @@
  *
  * As numbers, a float32 has the fewest digits that read back as the same float32 (0.1, not 0.10000000149011612); a
  * float16 prints as its float32, an int64 with all digits. NaN and infinities have no JSON and become null.
+ *
+ * An input may be a row of tensors that is padded with others in its batch. Its length comes first, so that a batch can
+ * be composed by it:
+ *
+ *   {"$length":128,"row":["…",…]}                        `gateway/protocol/oip-task.ts`
  */
 import { endianness } from "node:os";
 import type { Json } from "./task.ts";
@@ -75,6 +80,34 @@ export function tensorText({ dtype, shape, base64 }: Tensor): Json {
 
 export function bytesText(base64: string): Json {
   return `${BYTES}${base64}${END}`;
+}
+
+const LENGTH = '{"$length":';
+const ROW = ',"row":';
+const [ZERO, NINE] = [0x30, 0x39];
+
+/** `row`: a JSON array. */
+export function tensorRowText(length: number, row: Json): Json {
+  return `${LENGTH}${length}${ROW}${row}}`;
+}
+
+/** The array; undefined for any other JSON. */
+export function readTensorRow(text: Json): Json | undefined {
+  const length = tensorRowLength(text);
+  return length < 0 ? undefined : text.slice(LENGTH.length + String(length).length + ROW.length, -1);
+}
+
+/** -1 for any other JSON. Each unit of length takes a character at least: no short text can claim to be long. */
+export function tensorRowLength(text: Json): number {
+  if (!text.startsWith(LENGTH)) return -1;
+  let length = 0;
+  let at = LENGTH.length;
+  for (let code = text.charCodeAt(at); code >= ZERO && code <= NINE; code = text.charCodeAt(++at)) {
+    length = 10 * length + code - ZERO;
+  }
+  // Exactly as `tensorRowText` writes it: a zero in front would shift the row.
+  if (length === 0 ? at !== LENGTH.length + 1 : text.charCodeAt(LENGTH.length) === ZERO) return -1;
+  return length <= text.length && text.startsWith(ROW, at) ? length : -1;
 }
 
 /** Undefined for any other JSON. Reads the head and the length only. */
@@ -289,7 +322,7 @@ export function singlesList(bytes: Buffer): Json {
 
 const MAX_SINGLE_CHARS = 24; // "-123456780000000000000" and a comma are 23
 const written = Buffer.alloc(NUMBERS_A_PIECE * MAX_SINGLE_CHARS);
-const [ZERO, POINT, MINUS, COMMA] = [0x30, 0x2e, 0x2d, 0x2c];
+const [POINT, MINUS, COMMA] = [0x2e, 0x2d, 0x2c];
 
 /**
  * As `singleText`, with commas; at most NUMBERS_A_PIECE. The digits are written as bytes, since a string for each number

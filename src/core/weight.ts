@@ -3,6 +3,7 @@
  * needs no tokenizer: one pass, no parsing, no allocation; at least 1.
  *
  *   an array of integers    its elements: they are tokens already
+ *   a row of tensors        its length, where it has one: the dimension along which it is padded (`tensor.ts`)
  *   a string                Σ over characters, rounded up: 1/4 below U+0370 (Latin) and for general punctuation, 1 for
  *                           any other (CJK, kana, hangul, emoji, Cyrillic …); an escape counts as its character
  *   anything else           the same sum over its JSON text, quotes and brackets included
@@ -11,6 +12,7 @@
  * tokenizer knows well (Cyrillic) overestimated: scale the budget by that factor.
  */
 import type { Json } from "./task.ts";
+import { tensorRowLength } from "./tensor.ts";
 
 const [TAB, NEWLINE, RETURN, SPACE] = [0x09, 0x0a, 0x0d, 0x20];
 const [QUOTE, COMMA, MINUS, BACKSLASH, OPEN, CLOSE] = [0x22, 0x2c, 0x2d, 0x5c, 0x5b, 0x5d];
@@ -23,6 +25,8 @@ const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff]; // low surrogate: its pair was coun
 export function estimateTokens(input: Json): number {
   const integers = countIntegers(input);
   if (integers >= 0) return Math.max(1, integers);
+  const length = tensorRowLength(input);
+  if (length >= 0) return Math.max(1, length);
   const text = input.charCodeAt(0) === QUOTE;
   const quarters = text ? quartersOf(input, 1, input.length - 1) : quartersOf(input, 0, input.length);
   return Math.max(1, Math.ceil(quarters / PER_TOKEN));

@@ -9,6 +9,7 @@
 import type { Caller } from "./admission/credentials.ts";
 import { Refusal } from "../core/errors.ts";
 import { withFields } from "./protocol/fields.ts";
+import type { Pad } from "./protocol/oip-pad.ts";
 import type {
   ModelFacts,
   AboutRoute,
@@ -40,6 +41,7 @@ export interface DropInModel {
   readonly protocols: readonly Protocol[];
   readonly passthrough: boolean;
   readonly maxBatchSize: number;
+  readonly pad?: Pad | undefined;
   /** Whether its workers accept requests outside batches. */
   readonly reachable: boolean;
   readonly ready: () => boolean;
@@ -182,8 +184,9 @@ export class DropIns {
     const caller = await path.admit(exchange);
     const body = await exchange.bytes(route.types);
     const { names } = place;
-    const alone = meant(place, this.#speakers.get(protocol)!)?.maxBatchSize === 1;
-    const drafts = route.read({ names, body, limits, alone, header: (name) => exchange.header(name) });
+    const { maxBatchSize, pad } = meant(place, this.#speakers.get(protocol)!) ?? {};
+    const rules = { alone: maxBatchSize === 1, pad };
+    const drafts = route.read({ names, body, limits, ...rules, header: (name) => exchange.header(name) });
     const model = place.pinned ?? this.#modelFor(protocol, drafts.model);
     if ("unbatched" in drafts) return this.#pass(exchange, model, place, caller, body, drafts.why);
     const { inputs, parameters, drawn, render, pieces } = drafts;

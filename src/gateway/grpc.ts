@@ -43,6 +43,7 @@ import {
   writeServerMetadata,
   writeYes,
 } from "./protocol/oip-proto.ts";
+import type { Pad } from "./protocol/oip-pad.ts";
 import { ProtoFlaw, type ProtoWriter } from "./protocol/protobuf.ts";
 import { quotaHeaders } from "./reply.ts";
 import type { PathRequest, RequestPath } from "./request-path.ts";
@@ -51,6 +52,7 @@ import type { ListenerLimits } from "./server.ts";
 export interface GrpcModel {
   readonly name: string;
   readonly alone: boolean;
+  readonly pad?: Pad | undefined;
   readonly ready: () => boolean;
 }
 
@@ -274,7 +276,7 @@ export class GrpcListener {
     const { path } = this.#parts;
     const caller = await path.admit(call);
     const { maxRows } = this.#limits;
-    const drafts = draftsOf(await call.message(), (name) => this.#model(name).alone, maxRows);
+    const drafts = draftsOf(await call.message(), (name) => this.#model(name), maxRows);
     if (drafts.flaw !== undefined) throw malformed(drafts.flaw);
     const { name } = this.#model(drafts.model);
     const { inputs, parameters } = drafts;

@@ -9,6 +9,7 @@ import { Refusal } from "../core/errors.ts";
 import { canonical } from "../core/json.ts";
 import { listsNumbers, type Screen, screenFor } from "../core/screen.ts";
 import type { Json } from "../core/task.ts";
+import { readTensorRow } from "../core/tensor.ts";
 import { checkedJson } from "./protocol/fields.ts";
 import { HEADER_LENGTH } from "./protocol/oip-v2.ts";
 import { bytesTexts } from "./protocol/oip-task.ts";
@@ -63,7 +64,8 @@ export class Screening {
     const texts = this.#tensors ? bytesTexts(input, parameters) : undefined;
     if (texts !== undefined && this.#screen.refusesTexts(texts)) throw denied();
     // Numbers in base64 could match by chance.
-    if (texts === undefined || !this.#tensorWorkers) this.#check(input);
+    if (texts !== undefined && this.#tensorWorkers) return;
+    this.#check(this.#tensors ? (readTensorRow(input) ?? input) : input);
   }
 
   checkRequest(

@@ -26,6 +26,10 @@ const withModel = (more: string) =>
 const forwarding = (more: string) =>
   `models: [{ name: a, backend: { kind: http, workers: [http://g/x], forwardAuthorization: true${more} } }]\n`;
 
+/** A file with one model of tensors, whose rows are padded. */
+const padded = (pad: string, more = "maxBatchSize: 8") =>
+  `models: [{ name: a, backend: { kind: grpc, workers: [grpc://g:1] }, pad: { ${pad} }, ${more} }]\n`;
+
 const mistakes: readonly (readonly [string, RegExp])[] = [
   ["models: []\n", /^models: is empty; add a model/],
   ["zone: a\n", /^models: is missing; add a model/],
@@ -61,6 +65,21 @@ const mistakes: readonly (readonly [string, RegExp])[] = [
   [
     `maxBatchTokens: 5\n${models}`,
     /^maxBatchTokens: unknown setting here; models\[\]\.maxBatchTokens exists$/,
+  ],
+  [
+    withModel("    pad: { axis: 1 }\n"),
+    /^models\[0\]\.pad: only tensors can be padded: the backend must be grpc, or http with protocol oip-v2/,
+  ],
+  [padded("axis: 0"), /^models\[0\]\.pad\.axis: 0 is too small; write 1 to 31$/],
+  [padded("value: x"), /^models\[0\]\.pad\.value: "x" is not a number$/],
+  [padded("outputs: [y, none]"), /^models\[0\]\.pad\.outputs: auto and none stand alone/],
+  [
+    padded("axis: 1", "lengths: [16, 32]"),
+    /^models\[0\]\.pad\.outputs: with a list of lengths Ferry cannot see/,
+  ],
+  [
+    padded("axis: 1", "maxBatchSize: 1"),
+    /^models\[0\]\.pad: maxBatchSize is 1, so that rows are never padded/,
   ],
   [withModel("    policy: adaptve\n"), /"adaptve" is not one of .*; did you mean adaptive\?$/],
   [withModel("    collapse: yes\n"), /"yes" is neither true nor false$/],

@@ -12,6 +12,8 @@ import {
   type Loaded,
 } from "../../src/app/config/load.ts";
 import type { Config } from "../../src/app/config/config.ts";
+import { padOf } from "../../src/app/dropins.ts";
+import type { Pad } from "../../src/gateway/protocol/oip-pad.ts";
 
 const folder = mkdtempSync(join(tmpdir(), "ferry-config-"));
 after(() => rmSync(folder, { recursive: true }));
@@ -94,6 +96,26 @@ describe("a valid file", () => {
     assert.equal(loaded.config?.limits.perUserPerMinute, 1000);
     assert.deepEqual(loaded.warnings, []);
     assert.equal(loaded.config?.telemetry.otlpUrl, "http://127.0.0.1:4318/");
+  });
+
+  test("how rows are padded, with defaults and in full", () => {
+    const model = "name: a, backend: { kind: grpc, workers: [grpc://g:1] }";
+    const padOfModel = (more: string): Pad | undefined =>
+      padOf(valid(`models: [{ ${model}${more} }]\n`).models[0]!);
+    const nothing = { inputs: undefined, outputs: undefined, lengthsInput: undefined, classes: undefined };
+    assert.equal(padOfModel(""), undefined);
+    assert.deepEqual(padOfModel(", pad: {}"), { ...nothing, axis: 1, value: 0 });
+    assert.deepEqual(padOfModel(", lengths: off, pad: { outputs: auto }"), { ...nothing, axis: 1, value: 0 });
+    const full = "pad: { axis: 2, value: 1.5, inputs: [x], outputs: [y, z], lengthsInput: n }";
+    assert.deepEqual(padOfModel(`, lengths: [8, 16], ${full}`), {
+      axis: 2,
+      value: 1.5,
+      inputs: ["x"],
+      outputs: ["y", "z"],
+      lengthsInput: "n",
+      classes: [8, 16],
+    });
+    assert.deepEqual(padOfModel(", pad: { outputs: none }")!.outputs, []);
   });
 
   test("paths start from the config file's folder", () => {

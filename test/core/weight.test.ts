@@ -28,6 +28,14 @@ describe("estimateTokens", () => {
     ["[[1],[2]]", 3],
     ['["你好","hi"]', 5],
     ['{"text":"abcdefgh"}', 5],
+    ['{"$length":12,"row":["AAAAAAAAAAAAAAAA"]}', 12],
+    ['{"$length":2,"row":[[7,8],[1,1]]}', 2],
+    ['{"$length":0,"row":[[]]}', 1],
+    // Not what Ferry writes, or longer than it can be: counted as any other text.
+    ['{"$length":99,"row":[[]]}', 7],
+    ['{"$length":02,"row":[[]]}', 7],
+    ['{"$length":,"row":[[]]}', 6],
+    ['{"$length":1,"rows":[[]]}', 7],
   ];
   for (const [input, tokens] of cases) {
     test(`${JSON.stringify(input)} counts as ${tokens}`, () => assert.equal(estimateTokens(input), tokens));

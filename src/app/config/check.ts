@@ -174,6 +174,7 @@ function checkModel(draft: DraftConfig, model: DraftModel, index: number, findin
   const path = `models[${index}]`;
   checkTimes(model, path, findings);
   checkLengths(model, path, findings);
+  checkPad(model, `${path}.pad`, findings);
   checkSizes(draft, model, path, findings);
   checkScaling(draft, model, `${path}.scaling`, findings);
   checkTraffic(draft, model, path, findings);
@@ -248,6 +249,37 @@ function checkLengths({ lengths = [] }: DraftModel, path: string, findings: Find
     );
   } else if (classes.some((each, at) => at > 0 && each <= classes[at - 1]!)) {
     findings.problem(`${path}.lengths`, `${classes.join(", ")} are not in ascending order`);
+  }
+}
+
+function checkPad(
+  { pad, backend, maxBatchSize, lengths = [] }: DraftModel,
+  path: string,
+  findings: Findings,
+): void {
+  if (pad === undefined) return;
+  if (
+    backend?.kind !== undefined &&
+    backend.kind !== "grpc" &&
+    !(backend.kind === "http" && backend.protocol === "oip-v2")
+  ) {
+    findings.problem(
+      path,
+      "only tensors can be padded: the backend must be grpc, or http with protocol oip-v2; remove pad",
+    );
+  }
+  if (maxBatchSize === 1)
+    findings.problem(path, "maxBatchSize is 1, so that rows are never padded; remove pad");
+  const outputs = pad.outputs ?? [];
+  if (outputs.length > 1 && outputs.some((each) => each === "auto" || each === "none")) {
+    findings.problem(`${path}.outputs`, "auto and none stand alone; write one of them, or a list of outputs");
+  }
+  // Rows are padded to a class also when they are alone, so that nothing could be learned from them.
+  if (typeof lengths[0] === "number" && (outputs[0] ?? "auto") === "auto") {
+    findings.problem(
+      `${path}.outputs`,
+      "with a list of lengths Ferry cannot see which outputs follow them; name those to cut, or write none",
+    );
   }
 }
 

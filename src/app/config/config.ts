@@ -24,6 +24,7 @@ import {
   list,
   ms,
   named,
+  number,
   oneOf,
   optional,
   optionalGroup,
@@ -275,6 +276,29 @@ const model = group("One model: its backend, its batches, its limits.", {
     "Batches of inputs of similar length: `auto` where the model is seen to pad (default), `off`, or the lengths that it pads to (docs/tuning.md).",
     lengthClass("One length, ascending."),
     { min: 0, max: 64, single: true },
+  ),
+  pad: optionalGroup(
+    "Tensors of different length in one batch (docs/protocols.md). Not set: only rows of equal shape share one.",
+    {
+      axis: integer([1, 1, 31], "The dimension in which rows may differ; dimension 0 is the batch's."),
+      value: number(
+        [0, -1e9, 1e9],
+        "What rows are filled up with, for example the padding token; inputs with `mask` in their name get 0.",
+      ),
+      inputs: list(
+        "The inputs to pad. Not set: all that have the dimension; BYTES are never padded.",
+        text("input_ids", 256, "One input."),
+        { min: 0, max: 64 },
+      ),
+      outputs: list(
+        "The outputs to cut back to each row's length, `none`, or `auto`: those seen to follow the padded length (default).",
+        text("last_hidden_state", 256, "One output, or auto, or none."),
+        { min: 0, max: 64, single: true },
+      ),
+      lengthsInput: optional(
+        text("input_lengths", 256, "Name of an input to add with each row's length, of shape [rows, 1]."),
+      ),
+    },
   ),
   policy: choice(
     ["adaptive", "latency", "eco", "fixed"],

@@ -10,8 +10,8 @@
 import { splitArray, splitFields } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
 import type { Fields } from "./fields.ts";
+import { type Cut, type Pad, padRaws, rowShape } from "./oip-pad.ts";
 import {
-  about,
   callShape,
   checkRow,
   checkRows,
@@ -24,7 +24,6 @@ import {
   joinRows,
   objectField,
   objectPart,
-  quoted,
   readBatch,
   readRow,
   tasksOf,
@@ -42,7 +41,7 @@ import {
   writeInferRequest,
   writeInferResponse,
 } from "./oip-proto.ts";
-import { rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
+import { about, quoted, rawFromJson, rowsOf, rowsOfRaw, TensorFlaw } from "./oip-tensors.ts";
 import { ProtoFlaw } from "./protobuf.ts";
 
 interface Flawed {
@@ -72,10 +71,10 @@ export interface InferDrafts extends InferCall {
 
 const SEQUENCES = new Set(["sequence_id", "sequence_start", "sequence_end"]);
 
-/** `alone`: whether that model takes one task at a time. `maxRows`: per request. */
+/** `alone`: that model takes one task at a time; `pad`: how its rows are padded. `maxRows`: per request. */
 export function draftsOf(
   bytes: Buffer,
-  alone: (model: string) => boolean = () => false,
+  rulesOf: (model: string) => { readonly alone?: boolean; readonly pad?: Pad | undefined } = () => ({}),
   maxRows = Infinity,
 ): InferDrafts | Flawed {
   return flawless(() => {
@@ -86,7 +85,7 @@ export function draftsOf(
         throw new TensorFlaw(`the parameter ${name} is of a sequence, which is not batched`);
     }
     const typed = raw.length === 0;
-    const whole = alone(model);
+    const { alone: whole = false, pad } = rulesOf(model);
     if (!whole) checkRows(tensors.length, rowsIn(tensors), maxRows);
     if (!typed && raw.length !== tensors.length)
       throw new TensorFlaw(`there are ${raw.length} raw contents for ${tensors.length} inputs`);
@@ -101,6 +100,7 @@ export function draftsOf(
       tensors: tensors.map((tensor, at) => ({ ...tensor, payload: payloadOf(tensor, raw[at]) })),
       outputs: asked.length === 0 ? undefined : `[${asked.join(",")}]`,
       parameters,
+      pad,
     });
     return { model, id, typed, ...tasks, only: outputs.length === 1 ? outputs[0]!.name : undefined };
   });
@@ -192,12 +192,15 @@ export function callOf(
 function gather(tensor: FormTensor, texts: readonly string[], { binary, whole }: Form): Buffer {
   const { datatype, shape } = tensor;
   if (!whole) rowsOf([texts.length, ...shape]);
-  if (!binary) {
-    const one = [1, ...shape];
-    return Buffer.concat(texts.map((text) => rowsOfRaw(rawFromJson(text, datatype), datatype, one)[0]!));
+  if (binary) {
+    texts.forEach((text, row) => checkRow(text, tensor, row));
+    return joinBytes("", padRaws(tensor, texts));
   }
-  for (const text of texts) checkRow(text, tensor);
-  return joinBytes("", texts);
+  const raws = texts.map((text, row) => {
+    const one = [1, ...rowShape(tensor, row)];
+    return rowsOfRaw(rawFromJson(text, datatype), datatype, one)[0]!;
+  });
+  return joinBytes("", padRaws(tensor, raws));
 }
 
 function requested(outputs: Json | undefined): readonly RequestedOutput[] {
@@ -215,9 +218,11 @@ function withoutHttp(parameters: Fields | undefined): Parameters {
   return filtered(parameters, isOurs) ?? NO_PARAMETERS;
 }
 
-type WorkerOutputs = CutReply | (Flawed & { readonly outputs?: never; readonly inseparable?: never });
+type WorkerOutputs =
+  | CutReply
+  | (Flawed & { readonly outputs?: never; readonly inseparable?: never; readonly divide?: never });
 
-export function outputsOf(bytes: Buffer, rows: number): WorkerOutputs {
+export function outputsOf(bytes: Buffer, rows: number, padded?: Cut): WorkerOutputs {
   return flawless(() => {
     const { tensors, raw, version, parameters } = readInferResponse(bytes);
     const typed = raw.length === 0;
@@ -230,7 +235,8 @@ export function outputsOf(bytes: Buffer, rows: number): WorkerOutputs {
         raw[at] ??
         about(`has an output ${quoted(tensor.name)}`, () => rawOfContents(tensor.contents, tensor.datatype)),
     }));
-    return cutReply(read, rows, { version: version === "" ? undefined : version, parameters, typed });
+    const beside = { version: version === "" ? undefined : version, parameters, typed };
+    return cutReply(read, rows, beside, padded);
   });
 }
 

@@ -3,10 +3,12 @@
  * client can be served by any worker. One row of dimension 0 is one task:
  *
  *   parameters  {"binary":true?,"contents":true?,"inputs":[{"datatype","name","parameters"?,"shape"}…],"outputs":[…]?,
- *               "parameters":{…}?,"version":"…"?,"whole":true?}
+ *               "pad":{…}?,"parameters":{…}?,"version":"…"?,"whole":true?}
  *               canonical; shapes without dimension 0, except for a request that is not cut (`whole`);
- *               `contents`: a gRPC client sent typed contents
- *   input       one element per tensor: base64 of its bytes if `binary`, else a flat array of its values
+ *               `contents`: a gRPC client sent typed contents; `pad`: rows may differ where a shape says -1
+ *               (`oip-pad.ts`)
+ *   input       one element per tensor: base64 of its bytes if `binary`, else a flat array of its values; with `pad`
+ *               {"$length":n,"row":[…]} (`core/tensor.ts`)
  *   output      {"outputs":[{"name","datatype","shape":[1,…],"parameters"?,"data":[…] or "raw":"base64"}…],
  *               "contents":true?,"model_version"?,"parameters"?}
  *               `contents`: a gRPC worker used typed contents
@@ -22,15 +24,34 @@
 import { canonical } from "../../core/json.ts";
 import { splitArray, splitFields } from "../../core/json-split.ts";
 import type { Json } from "../../core/task.ts";
-import { type Binary, readBinary } from "../../core/tensor.ts";
+import { type Binary, readBinary, readTensorRow, tensorRowLength, tensorRowText } from "../../core/tensor.ts";
 import { detached, type Fields, isText } from "./fields.ts";
+import {
+  carriesAxis,
+  type Cut,
+  cutRow,
+  type Fill,
+  isPadded,
+  lengthOf,
+  type Pad,
+  padBatch,
+  paddedLength,
+  type PadMemory,
+  padText,
+  readPad,
+  rowShape,
+  type Spread,
+  writeSpread,
+} from "./oip-pad.ts";
 import {
   bytesOfElement,
   checkCells,
+  about,
   countFlat,
   datatypeBytes,
   elementCount,
   flatten,
+  quoted,
   rowsOfFlat,
   rowsOfRaw,
   TensorFlaw,
@@ -42,6 +63,8 @@ export interface FormTensor {
   /** Includes the number of rows if `whole`. */
   readonly shape: readonly number[];
   readonly parameters: Fields | undefined;
+  /** Rows of a call that are shorter than the shape says. */
+  readonly fill?: Fill;
 }
 
 export interface PayloadTensor extends FormTensor {
@@ -56,6 +79,7 @@ export interface Form {
   readonly tensors: readonly FormTensor[];
   readonly outputs: Json | undefined;
   readonly parameters: Fields | undefined;
+  readonly pad?: Pad | undefined;
 }
 
 /** Scheduling parameters, handled by Ferry. */
@@ -70,13 +94,25 @@ export function tasksOf(form: Omit<Form, "tensors"> & { readonly tensors: readon
 } {
   const { tensors, whole } = form;
   const cut = tensors.map(({ name, payload, datatype, shape }) =>
-    about(`input ${quoted(name)}`, () => rowTexts(payload, datatype, whole ? [1, ...shape] : shape)),
+    about(`input ${quoted(name)}`, () =>
+      rowsOfPayload(payload, datatype, whole ? [1, ...shape] : shape).map(cellText),
+    ),
   );
   const inputs = cut[0]!.map((_, row) => `[${cut.map((each) => each[row]).join(",")}]`);
-  const parameters = formText(
-    whole ? form : { ...form, tensors: tensors.map((each) => ({ ...each, shape: each.shape.slice(1) })) },
-  );
-  return { inputs, parameters };
+  if (whole) return { inputs, parameters: formText({ ...form, pad: undefined }) };
+  const length = form.pad && lengthOf(tensors, form.pad);
+  const pad = length === undefined ? undefined : form.pad;
+  const rowTensors = tensors.map((tensor) => ({ ...tensor, shape: taskShape(tensor, pad) }));
+  return {
+    inputs: length === undefined ? inputs : inputs.map((row) => tensorRowText(length, row)),
+    parameters: formText({ ...form, tensors: rowTensors, pad }),
+  };
+}
+
+/** Without dimension 0, and -1 where rows may differ. */
+function taskShape(tensor: FormTensor, pad: Pad | undefined): readonly number[] {
+  const shape = tensor.shape.slice(1);
+  return pad !== undefined && isPadded(tensor, pad) ? shape.with(pad.axis - 1, -1) : shape;
 }
 
 /** Checked before cutting: a few bytes can announce millions of rows. Throws a TensorFlaw. */
@@ -85,15 +121,22 @@ export function checkRows(tensors: number, rows: number, maxRows: number): void 
   about("the request", () => checkCells(tensors, rows));
 }
 
-function rowTexts(payload: Buffer | Json, datatype: string, shape: readonly number[]): readonly Json[] {
-  if (typeof payload !== "string")
-    return rowsOfRaw(payload, datatype, shape).map((row) => `"${row.toString("base64")}"`);
+function rowsOfPayload(
+  payload: Buffer | Json,
+  datatype: string,
+  shape: readonly number[],
+): readonly (Buffer | Json)[] {
+  if (typeof payload !== "string") return rowsOfRaw(payload, datatype, shape);
   const [count, wanted] = [countFlat(payload), elementCount(shape)];
   if (count !== wanted) throw new TensorFlaw(`holds ${count} values, but its shape says ${wanted}`);
   return shape[0] === 1 ? [payload] : rowsOfFlat(payload, shape[0]!);
 }
 
-function formText({ binary, typed, whole, version, tensors, outputs, parameters }: Form): Json {
+function cellText(row: Buffer | Json): Json {
+  return typeof row === "string" ? row : `"${row.toString("base64")}"`;
+}
+
+function formText({ binary, typed, whole, version, tensors, outputs, parameters, pad }: Form): Json {
   const inputs = tensors.map(
     ({ name, datatype, shape, parameters: own }) =>
       `{"datatype":${JSON.stringify(datatype)},"name":${JSON.stringify(name)}` +
@@ -102,13 +145,17 @@ function formText({ binary, typed, whole, version, tensors, outputs, parameters 
   return (
     `{${binary ? '"binary":true,' : ""}${typed ? '"contents":true,' : ""}"inputs":[${inputs.join(",")}]` +
     (outputs === undefined ? "" : `,"outputs":${outputs}`) +
+    (pad === undefined ? "" : `,"pad":${padText(pad, tensors)}`) +
     objectPart("parameters", parameters, (field) => NOT_THE_MODELS.has(field)) +
     (version === undefined ? "" : `,"version":${JSON.stringify(version)}`) +
     (whole ? ',"whole":true}' : "}")
   );
 }
 
-/** A batch's form and each task's rows by tensor: unquoted base64, or a flat array. Throws a TensorFlaw. */
+/**
+ * A batch's form and each task's rows by tensor: unquoted base64, or a flat array. Padded tensors have the shape that is
+ * sent; their rows are still to be padded (`padRaws`, `padFlat`). Throws a TensorFlaw.
+ */
 export function readBatch(
   inputs: readonly Json[],
   parameters: Json,
@@ -121,13 +168,23 @@ export function readBatch(
     );
   }
   const mark = form.binary ? '"' : "[";
+  const { pad } = form;
   const rows = inputs.map((input) => {
-    const { elements } = splitArray(input);
+    const { elements } = splitArray(pad === undefined ? input : (readTensorRow(input) ?? ""));
     if (elements?.length !== form.tensors.length || !elements.every((element) => element.startsWith(mark)))
       throw new TensorFlaw(NOT_TENSORS);
     return form.binary ? elements.map((element) => element.slice(1, -1)) : elements;
   });
-  return { form, rows };
+  return pad === undefined ? { form, rows } : padBatch(form, pad, inputs.map(tensorRowLength), rows);
+}
+
+/** How a reply to this batch is cut; undefined if it was not padded. */
+export function cutFor(inputs: readonly Json[], parameters: Json, memory?: PadMemory): Cut | undefined {
+  const form = parameters.includes('"pad":') ? readForm(parameters) : undefined;
+  if (form?.pad === undefined) return undefined;
+  const { axis, outputs } = form.pad;
+  const lengths = inputs.map(tensorRowLength);
+  return { axis, outputs, lengths, padded: paddedLength(form.pad, lengths), version: form.version, memory };
 }
 
 function readForm(parameters: Json): Form | undefined {
@@ -135,7 +192,11 @@ function readForm(parameters: Json): Form | undefined {
   const elements = splitArray(fields?.get("inputs") ?? "").elements ?? [];
   if (fields === undefined || elements.length === 0) return undefined;
   try {
+    const how = fields.get("pad");
+    const pad = how === undefined ? undefined : readPad(how);
+    if (pad === undefined && how !== undefined) return undefined;
     return {
+      pad,
       binary: fields.get("binary") === "true",
       typed: fields.get("contents") === "true",
       whole: fields.get("whole") === "true",
@@ -183,7 +244,9 @@ export function callShape({ shape }: FormTensor, { whole }: Form, rows: number):
 }
 
 /** Throws a TensorFlaw unless a row's length matches its shape. */
-export function checkRow(base64: string, { datatype, shape }: FormTensor): void {
+export function checkRow(base64: string, tensor: FormTensor, row: number): void {
+  const { datatype } = tensor;
+  const shape = rowShape(tensor, row);
   const bytes = byteCount(base64);
   const wanted = elementCount(shape) * datatypeBytes(datatype);
   if (datatype === "BYTES") rowsOfRaw(Buffer.from(base64, "base64"), datatype, [1, ...shape]);
@@ -191,19 +254,23 @@ export function checkRow(base64: string, { datatype, shape }: FormTensor): void 
     throw new TensorFlaw(`has a row of ${bytes} bytes, but its shape says ${wanted}`);
 }
 
-export function byteCount(raw: string | Buffer): number {
-  return typeof raw === "string" ? Buffer.byteLength(raw, "base64") : raw.length;
+export function byteCount(raw: string | Buffer | Spread): number {
+  if (typeof raw === "string") return Buffer.byteLength(raw, "base64");
+  return "blocks" in raw ? raw.blocks * raw.to : raw.length;
 }
 
-/** `head`, then bytes and base64 decoded straight into one buffer. Throws a TensorFlaw. */
-export function joinBytes(head: string, raws: readonly (string | Buffer)[]): Buffer {
+/** `head`, then bytes and base64 decoded straight into one buffer, and padded there. Throws a TensorFlaw. */
+export function joinBytes(head: string, raws: readonly (string | Buffer | Spread)[]): Buffer {
   const all = Buffer.allocUnsafe(raws.reduce((sum, raw) => sum + byteCount(raw), Buffer.byteLength(head)));
   let at = all.write(head, "utf8");
-  for (const raw of raws) {
+  for (const piece of raws) {
+    const spread = typeof piece === "object" && "blocks" in piece ? piece : undefined;
+    const raw = spread === undefined ? (piece as string | Buffer) : spread.raw;
     const size = byteCount(raw);
     const wrote = typeof raw === "string" ? all.write(raw, at, size, "base64") : raw.copy(all, at);
     if (wrote !== size) throw new TensorFlaw("holds bytes that are not base64");
-    at += size;
+    if (spread !== undefined) writeSpread(all, at, spread);
+    at += byteCount(piece);
   }
   return all;
 }
@@ -222,9 +289,22 @@ export type CutReply =
       readonly flaw: string;
       readonly inseparable: true;
       readonly rows: number | undefined;
+      readonly divide?: never;
+    }
+  | {
+      readonly outputs?: never;
+      readonly flaw: string;
+      readonly divide: true;
+      readonly inseparable?: never;
     };
 
-export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside: Beside): CutReply {
+/** `padded`: how the batch was padded, if it was. */
+export function cutReply(
+  tensors: readonly PayloadTensor[],
+  rows: number,
+  beside: Beside,
+  padded?: Cut,
+): CutReply {
   if (tensors.length === 0) throw new TensorFlaw("holds no outputs");
   const odd = tensors.find(({ shape }) => rows > 1 && shape[0] !== rows);
   if (odd !== undefined) {
@@ -232,8 +312,20 @@ export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside
     return { flaw: `has an output ${of} for ${rows} rows`, inseparable: true, rows: odd.shape[0] };
   }
   checkCells(tensors.length, rows);
-  const cut = tensors.map((tensor) =>
-    about(`has an output ${quoted(tensor.name)}`, () => cutOutput(tensor, rows)),
+  // All of them are looked at before any is refused: each teaches something.
+  const carries = tensors.map((tensor) =>
+    about(`has an output ${quoted(tensor.name)}`, () => padded !== undefined && carriesAxis(tensor, padded)),
+  );
+  const unknown = tensors[carries.indexOf("unknown")];
+  if (unknown !== undefined) {
+    const of = `${quoted(unknown.name)} of shape [${unknown.shape.join(",")}]`;
+    const why = `whether its dimension ${padded!.axis} is the padded length is not known; name it in pad.outputs`;
+    return { flaw: `has an output ${of}: ${why}`, divide: true };
+  }
+  const cut = tensors.map((tensor, at) =>
+    about(`has an output ${quoted(tensor.name)}`, () =>
+      cutOutput(tensor, rows, carries[at] === true ? padded : undefined),
+    ),
   );
   const { version, parameters, typed } = beside;
   const tail =
@@ -250,14 +342,22 @@ export function cutReply(tensors: readonly PayloadTensor[], rows: number, beside
   };
 }
 
-function cutOutput(tensor: PayloadTensor, rows: number): readonly Json[] {
+function cutOutput(tensor: PayloadTensor, rows: number, padded: Cut | undefined): readonly Json[] {
   const { name, datatype, shape, parameters, payload } = tensor;
   const own = rows === 1 ? shape : [1, ...shape.slice(1)];
-  const head = `${headText(name, datatype, own)}${objectPart("parameters", parameters, isSize)}`;
+  const more = objectPart("parameters", parameters, isSize);
   const field = typeof payload === "string" ? "data" : "raw";
-  return rowTexts(payload, datatype, rows === 1 ? [1, ...shape] : shape).map(
-    (row) => `${head},"${field}":${row}}`,
-  );
+  const cells = rowsOfPayload(payload, datatype, rows === 1 ? [1, ...shape] : shape);
+  if (padded === undefined) {
+    const head = headText(name, datatype, own) + more;
+    return cells.map((row) => `${head},"${field}":${cellText(row)}}`);
+  }
+  const { axis, lengths } = padded;
+  return cells.map((row, at) => {
+    const length = lengths[at]!;
+    const cell = cellText(cutRow(row, datatype, own, axis, length));
+    return `${headText(name, datatype, own.with(axis, length))}${more},"${field}":${cell}}`;
+  });
 }
 
 /** `{"name":…,"datatype":…,"shape":…`: the start of a tensor. */
@@ -441,18 +541,4 @@ export function ofKind(flat: Json, datatype: string): Json {
   if (text || word)
     throw new TensorFlaw(`holds ${text ? "a string" : "true, false or null"}, but is ${datatype}`);
   return flat;
-}
-
-/** Prefixes the message of a TensorFlaw: `input "x"`. */
-export function about<T>(subject: string, read: () => T): T {
-  try {
-    return read();
-  } catch (error) {
-    if (!(error instanceof TensorFlaw)) throw error;
-    throw new TensorFlaw(`${subject} ${error.message}`);
-  }
-}
-
-export function quoted(name: string): string {
-  return JSON.stringify(name.slice(0, 64));
 }

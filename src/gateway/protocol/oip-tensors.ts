@@ -26,6 +26,20 @@ export const USE_BINARY = "use the binary form";
 /** The data does not match its description. */
 export class TensorFlaw extends Error {}
 
+/** Prefixes the message of a TensorFlaw: `input "x"`. */
+export function about<T>(subject: string, read: () => T): T {
+  try {
+    return read();
+  } catch (error) {
+    if (!(error instanceof TensorFlaw)) throw error;
+    throw new TensorFlaw(`${subject} ${error.message}`);
+  }
+}
+
+export function quoted(name: string): string {
+  return JSON.stringify(name.slice(0, 64));
+}
+
 /** Per request or reply; more than any model has. */
 export const MAX_TENSORS = 1024;
 /** Rows × tensors per message; empty rows take no bytes, so its size bounds nothing. 65,536 take some 15 ms. */
@@ -272,8 +286,29 @@ export function rowsOfFlat(text: string, rows: number): string[] {
 }
 
 export function joinFlat(texts: readonly string[]): string {
-  const inner = texts.map((text) => text.slice(text.indexOf("[") + 1, text.lastIndexOf("]")).trim());
-  return `[${inner.filter((values) => values !== "").join(",")}]`;
+  return `[${texts
+    .map(innerOfFlat)
+    .filter((values) => values !== "")
+    .join(",")}]`;
+}
+
+/** The values without the brackets. */
+export function innerOfFlat(text: string): string {
+  return text.slice(text.indexOf("[") + 1, text.lastIndexOf("]")).trim();
+}
+
+/** The first `kept` values of each of `blocks` equal parts. */
+export function cutFlat(text: string, blocks: number, kept: number): string {
+  if (blocks === 0 || kept === 0) return "[]";
+  const start = text.indexOf("[") + 1;
+  const end = text.lastIndexOf("]");
+  const commas = commasOf(text, start, end);
+  const perBlock = (commas.length + 1) / blocks;
+  const parts = Array.from({ length: blocks }, (_, block) => {
+    const from = block * perBlock;
+    return text.slice(from === 0 ? start : commas[from - 1]! + 1, commas[from + kept - 1] ?? end).trim();
+  });
+  return `[${parts.join(",")}]`;
 }
 
 export function countFlat(text: string): number {

@@ -34,12 +34,13 @@ import {
   withoutEnding,
 } from "./fields.ts";
 import { isWayOut, nameIn } from "./kserve-v1.ts";
+import { type PadMemory, padFlat, padRaws, rowShape, type Spread } from "./oip-pad.ts";
 import {
-  about,
   byteCount,
   callShape,
   checkRow,
   checkRows,
+  cutFor,
   cutReply,
   filtered,
   type Form,
@@ -51,7 +52,6 @@ import {
   objectPart,
   ofKind,
   type PayloadTensor,
-  quoted,
   readBatch,
   readBeside,
   readHead,
@@ -61,6 +61,7 @@ import {
   textField,
 } from "./oip-task.ts";
 import {
+  about,
   countFlat,
   datatypeBytes,
   elementCount,
@@ -68,6 +69,7 @@ import {
   joinFlat,
   jsonFromRaw,
   MAX_TENSORS,
+  quoted,
   rawFromJson,
   TensorFlaw,
   USE_BINARY,
@@ -166,7 +168,7 @@ function read(asked: Asked): Drafts | Unbatched {
     if (!whole) checkRows(request.tensors.length, rowsIn(request.tensors), limits.maxInputs);
     return {
       model,
-      ...tasksOf({ ...request, typed: false, whole, version }),
+      ...tasksOf({ ...request, typed: false, whole, version, pad: asked.pad }),
       render: (outputs, name) => answerOf(outputs, name, asking),
     };
   } catch (error) {
@@ -359,7 +361,7 @@ function valuesOf({ data, raw, datatype }: RowOutput): Json {
   return data ?? jsonFromRaw(joinBytes("", [raw]), datatype);
 }
 
-function sizedPart(raws: readonly (string | Buffer)[], parameters: Fields | undefined): string {
+function sizedPart(raws: readonly (string | Buffer | Spread)[], parameters: Fields | undefined): string {
   const size = raws.reduce((sum, raw) => sum + byteCount(raw), 0);
   const own = objectPart("parameters", parameters);
   const more = own === "" ? "" : `,${own.slice(',"parameters":{'.length, -1)}`;
@@ -399,9 +401,8 @@ function restText({ outputs, parameters }: Form): Json {
 
 function jsonCall(form: Form, rows: Rows): WorkerCall {
   const inputs = inputsText(form, rows, (tensor, at) => {
-    const wanted = elementCount(tensor.shape);
-    const texts = rows.map((row) => checked(row[at]!, tensor, wanted));
-    return `${objectPart("parameters", tensor.parameters)},"data":${joinFlat(texts)}}`;
+    const texts = rows.map((row, index) => checked(row[at]!, tensor, index));
+    return `${objectPart("parameters", tensor.parameters)},"data":${padFlat(tensor, texts)}}`;
   });
   const rest = restText(form);
   const body = inputs + rest;
@@ -409,24 +410,24 @@ function jsonCall(form: Form, rows: Rows): WorkerCall {
   return rest.includes('"binary_data') ? { body, extended: true, headers: { accept: "*/*" } } : { body };
 }
 
-function checked(text: Json, { datatype }: FormTensor, wanted: number): Json {
-  const flat = ofKind(flatten(text), datatype);
-  const count = countFlat(flat);
+function checked(text: Json, tensor: FormTensor, row: number): Json {
+  const flat = ofKind(flatten(text), tensor.datatype);
+  const [count, wanted] = [countFlat(flat), elementCount(rowShape(tensor, row))];
   if (count === wanted) return flat;
   throw new TensorFlaw(`has a row of ${count} values, but its shape says ${wanted}`);
 }
 
 function plainCall(form: Form, rows: Rows): WorkerCall {
   const texts = form.binary
-    ? rows.map((row) => row.map((base64, at) => plainRow(base64, form.tensors[at]!)))
+    ? rows.map((row, index) => row.map((base64, at) => plainRow(base64, form.tensors[at]!, index)))
     : rows;
   const outputs = plainOutputs(form.outputs);
   return jsonCall({ ...form, outputs, parameters: filtered(form.parameters, isPlain) }, texts);
 }
 
-function plainRow(base64: string, tensor: FormTensor): Json {
+function plainRow(base64: string, tensor: FormTensor, row: number): Json {
   return about(`input ${quoted(tensor.name)}`, () => {
-    checkRow(base64, tensor);
+    checkRow(base64, tensor, row);
     const raw = joinBytes("", [base64]);
     try {
       return jsonFromRaw(raw, tensor.datatype);
@@ -457,21 +458,25 @@ function isPlain(name: string): boolean {
 }
 
 function binaryCall(form: Form, rows: Rows): WorkerCall {
-  const raws: string[] = [];
+  const raws: (string | Buffer | Spread)[] = [];
   const inputs = inputsText(form, rows, (tensor, at) => {
     const own = rows.map((row) => row[at]!);
-    for (const row of own) {
-      checkRow(row, tensor);
-      raws.push(row);
-    }
-    return sizedPart(own, tensor.parameters);
+    own.forEach((row, index) => checkRow(row, tensor, index));
+    const padded = padRaws(tensor, own);
+    for (const raw of padded) raws.push(raw);
+    return sizedPart(padded, tensor.parameters);
   });
   const head = inputs + restText(form);
   const headers = { [HEADER_LENGTH]: String(Buffer.byteLength(head)) };
   return { type: BYTES_TYPE, headers, body: joinBytes(head, raws), extended: true };
 }
 
-function outputsIn(reply: WorkerReply, inputs: readonly Json[]): Outputs {
+function outputsIn(
+  reply: WorkerReply,
+  inputs: readonly Json[],
+  parameters: Json,
+  memory?: PadMemory,
+): Outputs {
   try {
     const { json, raw } = partsOf(reply.body, reply.header(HEADER_LENGTH)?.trim());
     const text = parsed(json);
@@ -484,7 +489,7 @@ function outputsIn(reply: WorkerReply, inputs: readonly Json[]): Outputs {
     const tensors = elements.map((element) => readOutput(element, reader));
     if (reader.left > 0) return { flaw: `has ${reader.left} bytes behind its last output` };
     const beside = { ...readBeside(splitFields(text) ?? new Map<string, Json>()), typed: false };
-    return cutReply(tensors, inputs.length, beside);
+    return cutReply(tensors, inputs.length, beside, cutFor(inputs, parameters, memory));
   } catch (error) {
     if (error instanceof TensorFlaw) return { flaw: error.message };
     throw error;

@@ -17,6 +17,7 @@
 import type { Readable } from "node:stream";
 import type { Refusal } from "../../core/errors.ts";
 import type { Json } from "../../core/task.ts";
+import type { Pad, PadMemory } from "./oip-pad.ts";
 
 export const PROTOCOL_NAMES = [
   "openai-embeddings",
@@ -43,6 +44,8 @@ export interface Asked {
   readonly limits: RequestLimits;
   /** The model named by the path takes one task at a time (`maxBatchSize: 1`). */
   readonly alone?: boolean;
+  /** How the rows of that model are padded, if they are. */
+  readonly pad?: Pad | undefined;
   header(name: string): string | undefined;
 }
 
@@ -145,9 +148,17 @@ export interface WorkerReply {
 }
 
 export type Outputs =
-  | { readonly outputs: readonly Json[]; readonly flaw?: never }
-  /** The message follows "worker's reply". `inseparable`: the worker must get one input at a time. */
-  | { readonly outputs?: never; readonly flaw: string; readonly inseparable?: boolean };
+  | { readonly outputs: readonly Json[]; readonly flaw?: never; readonly divide?: never }
+  /**
+   * The message follows "worker's reply". `inseparable`: the worker must get one input at a time. `divide`: smaller
+   * batches of the same inputs may be answered, and the worker is not to blame.
+   */
+  | {
+      readonly outputs?: never;
+      readonly flaw: string;
+      readonly inseparable?: boolean;
+      readonly divide?: boolean;
+    };
 
 export interface WorkerSide {
   readonly maxBatchSize?: number;
@@ -166,7 +177,8 @@ export interface WorkerSide {
   modelOf?(path: string): string | undefined;
   /** `model`: name at the worker. Inputs may be anything the native API accepts. `plain`: without the extension. */
   call(inputs: readonly Json[], parameters: Json, model: string, plain?: boolean): WorkerCall;
-  outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json): Outputs;
+  /** `memory`: of this model. */
+  outputs(reply: WorkerReply, inputs: readonly Json[], parameters: Json, memory?: PadMemory): Outputs;
 }
 
 export interface Protocol {

@@ -38,6 +38,8 @@ import {
   Unframer,
 } from "../../gateway/protocol/grpc-wire.ts";
 import { callOf, outputsOf } from "../../gateway/protocol/oip-grpc.ts";
+import type { PadMemory } from "../../gateway/protocol/oip-pad.ts";
+import { cutFor } from "../../gateway/protocol/oip-task.ts";
 import { OIP_SERVICE, readYes, writeModelName } from "../../gateway/protocol/oip-proto.ts";
 import { ProtoFlaw } from "../../gateway/protocol/protobuf.ts";
 import type { Batch, ClientCode, Reply } from "./backend.ts";
@@ -49,6 +51,7 @@ import {
   type NetworkAround,
   NetworkWorkers,
   NetworkWorker,
+  padMemory,
   type HealthVerdict,
   type WorkerPlace,
 } from "./network.ts";
@@ -83,7 +86,7 @@ export interface GrpcOptions {
   readonly tls: WorkerTlsOptions;
 }
 
-type NamedOptions = GrpcOptions & { readonly model: string };
+type NamedOptions = GrpcOptions & { readonly model: string; readonly memory: PadMemory };
 
 const MAX_READY_BYTES = 1024;
 /** Silence after which a connection is checked. */
@@ -91,7 +94,7 @@ const KEEP_ALIVE_MS = 10_000;
 
 export class GrpcBackend extends NetworkWorkers {
   constructor(options: GrpcOptions, around: NetworkAround) {
-    const named = { ...options, model: options.model ?? around.model };
+    const named = { ...options, model: options.model ?? around.model, memory: padMemory(around) };
     super(options, around, {
       wanted: "grpc://host:port, or grpcs:// for TLS",
       parse: (address = "") => {
@@ -131,7 +134,7 @@ class GrpcWorker extends NetworkWorker {
     if (this.stopped) return failed("worker was stopped", "nobody");
     assert(this.#calling.size < MAX_WORKER_CALLS, "a worker gets two batches at a time at most");
     const { id, parameters, tasks, timeoutMs, traceparent } = batch;
-    const { model, version = "", maxReplyBytes } = this.#options;
+    const { model, version = "", maxReplyBytes, memory } = this.#options;
     const call = callOf({ id, parameters, inputs: tasks.map(({ input }) => input) }, model, version);
     if (call.flaw !== undefined) return rejected(call.flaw);
     const request = {
@@ -150,7 +153,7 @@ class GrpcWorker extends NetworkWorker {
     const result = await channel.call(request, signal);
     this.#calling.delete(channel);
     this.#idle.push(channel);
-    const { reply, inseparable = false } = replyOf({ batch, model, named: call.named }, result);
+    const { reply, inseparable = false } = replyOf({ batch, model, named: call.named, memory }, result);
     this.noteReply(reply, tasks.length, headerLoad(result.headers), inseparable);
     return reply;
   }
@@ -199,13 +202,14 @@ interface Asked {
   readonly model: string;
   /** The client named a version. */
   readonly named: boolean;
+  readonly memory: PadMemory;
 }
 
 /** `inseparable`: the reply is for all rows together. */
 function replyOf(asked: Asked, result: GrpcResult): { reply: Reply; inseparable?: boolean } {
   switch (result.kind) {
     case "message":
-      return answer(asked.batch, result.message);
+      return answer(asked, result.message);
     case "status":
       return { reply: refusal(result, asked) };
     case "flawed":
@@ -215,9 +219,16 @@ function replyOf(asked: Asked, result: GrpcResult): { reply: Reply; inseparable?
   }
 }
 
-function answer(batch: Batch, message: Buffer): { reply: Reply; inseparable?: boolean } {
-  const read = outputsOf(message, batch.tasks.length);
+function answer({ batch, memory }: Asked, message: Buffer): { reply: Reply; inseparable?: boolean } {
+  const { tasks, parameters } = batch;
+  const padded = cutFor(
+    tasks.map(({ input }) => input),
+    parameters,
+    memory,
+  );
+  const read = outputsOf(message, tasks.length, padded);
   if (read.flaw === undefined) return { reply: match(batch, read.outputs) };
+  if (read.divide === true) return { reply: rejected(`worker's reply ${quote(read.flaw)}`) };
   const inseparable = read.inseparable === true;
   if (inseparable && read.rows !== undefined)
     return { reply: matchMade(batch, { length: read.rows }), inseparable };

@@ -33,6 +33,7 @@ import { Client, type Dispatcher, errors } from "undici";
 import type { Clock } from "../../app/clock.ts";
 import { batch as batchApi } from "../../gateway/protocol/batch.ts";
 import { uncredited } from "../../gateway/protocol/fields.ts";
+import type { PadMemory } from "../../gateway/protocol/oip-pad.ts";
 import type { WorkerCall, WorkerSide } from "../../gateway/protocol/protocol.ts";
 import type { Batch, ClientCode, Reply } from "./backend.ts";
 import {
@@ -45,6 +46,7 @@ import {
   type NetworkAround,
   NetworkWorkers,
   NetworkWorker,
+  padMemory,
   type WorkerPlace,
 } from "./network.ts";
 import { boundedWaitMs, clientNamed, failed, match, quote, rejected, unusable } from "./replies.ts";
@@ -101,20 +103,23 @@ export function connectionOptions(url: URL, host: string | undefined, tls: Worke
 export class HttpBackend extends NetworkWorkers {
   constructor(options: HttpOptions, around: NetworkAround) {
     const { protocol } = options;
+    const memory = padMemory(around);
     super(options, around, {
       wanted: "its full endpoint URL",
       parse: (address = "") => URL.parse(address) ?? undefined,
       make: (place, tls) => {
         const model = options.model ?? protocol?.modelOf?.(place.url.pathname) ?? around.model;
-        return new HttpWorker(place, { ...options, model }, tls, around.clock);
+        return new HttpWorker(place, { ...options, model, memory }, tls, around.clock);
       },
     });
   }
 }
 
+type NamedOptions = HttpOptions & { readonly model: string; readonly memory: PadMemory };
+
 class HttpWorker extends NetworkWorker {
   readonly #url: URL;
-  readonly #options: HttpOptions & { readonly model: string };
+  readonly #options: NamedOptions;
   readonly #protocol: WorkerSide;
   readonly #basePath: string;
   readonly #headers: Record<string, string>;
@@ -130,12 +135,7 @@ class HttpWorker extends NetworkWorker {
   /** When it last answered an extended call. */
   #extendedAt = -Infinity;
 
-  constructor(
-    place: WorkerPlace,
-    options: HttpOptions & { readonly model: string },
-    tls: WorkerTls,
-    clock: Clock,
-  ) {
+  constructor(place: WorkerPlace, options: NamedOptions, tls: WorkerTls, clock: Clock) {
     super(place, clock);
     const { url, host } = place;
     const { protocol = batchApi, health } = options;
@@ -213,7 +213,7 @@ class HttpWorker extends NetworkWorker {
     if (this.stopped) return unsent(failed("worker was stopped", "nobody"));
     assert(this.#exchanges.size < MAX_WORKER_CALLS, "a worker gets two batches at a time at most");
     if (call.flaw !== undefined) return unsent(rejected(call.flaw));
-    const { vault, model, maxReplyBytes } = this.#options;
+    const { vault, model, maxReplyBytes, memory } = this.#options;
     const ours = this.#headers["authorization"] !== undefined;
     const ownCredential = vault !== undefined && (authorization !== undefined || !ours);
     return new Promise((resolve) => {
@@ -227,6 +227,7 @@ class HttpWorker extends NetworkWorker {
         named: call.named === true,
         ownCredential,
         maxReplyBytes,
+        memory,
         clock: this.clock,
         done: (reply, intact) => {
           signal.removeEventListener("abort", abort);
@@ -312,6 +313,7 @@ interface ExchangeOptions {
   /** The credential is the client's own, or missing because the client sent none (`forwardAuthorization`). */
   readonly ownCredential: boolean;
   readonly maxReplyBytes: number;
+  readonly memory?: PadMemory;
   readonly clock: Clock;
   /** `intact`: the connection can carry the next exchange. */
   done(reply: Reply, intact: boolean): void;
@@ -414,18 +416,18 @@ export class HttpExchange implements Dispatcher.DispatchHandler {
   }
 
   #answer(): Reply {
-    const { batch, protocol } = this.#options;
+    const { batch, protocol, memory } = this.#options;
     const body = Buffer.concat(this.#chunks);
     const type = this.#header("content-type") ?? "no content type";
     const notJson = protocol.readsBytes === true ? undefined : jsonFlaw(body, type);
     if (notJson !== undefined) return notJson;
     const reply = { header: (name: string) => this.#header(name), body };
-    const read = protocol.outputs(reply, this.#inputs, batch.parameters);
+    const read = protocol.outputs(reply, this.#inputs, batch.parameters, memory);
     if (read.flaw === undefined) return match(batch, read.outputs);
     this.inseparable = read.inseparable === true;
     const message = `worker's reply ${read.flaw}`;
     // A rejected batch is bisected until its tasks go alone.
-    return this.inseparable ? rejected(message) : unusable(message);
+    return this.inseparable || read.divide === true ? rejected(message) : unusable(message);
   }
 
   #refusal(): Reply {

@@ -20,6 +20,7 @@
  */
 import type { Client, Dispatcher } from "undici";
 import type { Alarm, Clock } from "../../app/clock.ts";
+import { PadMemory } from "../../gateway/protocol/oip-pad.ts";
 import type { Events } from "../../observe/events.ts";
 import type { Backend, Batch, Reply, Worker, WorkerHealth } from "./backend.ts";
 import { quote } from "./replies.ts";
@@ -104,6 +105,13 @@ export class NetworkWorkers implements Backend {
     this.#tls.stop();
     await Promise.all(this.#workers.map((worker) => worker.stop()));
   }
+}
+
+/** One for all workers of a model. */
+export function padMemory({ model, events }: NetworkAround): PadMemory {
+  return new PadMemory((message) =>
+    events.emit("notice", { level: "warn", message: `model ${model}: ${message}` }),
+  );
 }
 
 /** Host and port, with the path where that is not unique, then with a number. */

@@ -70,7 +70,7 @@ describe("a request becomes tasks", () => {
       { name: "ids", datatype: "INT64", shape: [] },
     ];
     const request = { ...pair, inputs: shapes, raw_input_contents: [floats(1, 2, 3, 4, 5, 6), ID] };
-    const whole = draftsOf(requestBytes(request), (model) => model === "m");
+    const whole = draftsOf(requestBytes(request), (model) => ({ alone: model === "m" }));
     assert.ok(whole.flaw === undefined, String(whole.flaw));
     assert.equal(whole.inputs.length, 1);
     assert.equal(
@@ -90,7 +90,7 @@ describe("a request becomes tasks", () => {
     assert.deepEqual(answer.outputs[0]!.shape, ["2"]);
     assert.deepEqual(answer.raw_output_contents, [floats(8, 9)]);
     const long = { ...request, raw_input_contents: [floats(1), ID] };
-    assert.match(draftsOf(requestBytes(long), () => true).flaw!, /"x" has 4 bytes/);
+    assert.match(draftsOf(requestBytes(long), () => ({ alone: true })).flaw!, /"x" has 4 bytes/);
   });
 
   test("what cannot be cut or read is refused in words", () => {

@@ -122,7 +122,7 @@ describe("tensors of no bytes", () => {
 
   test("over gRPC, too", () => {
     const flaw = (...tensors: Buffer[]): string | undefined =>
-      draftsOf(Buffer.concat(tensors), () => false, LIMITS.maxInputs).flaw;
+      draftsOf(Buffer.concat(tensors), () => ({}), LIMITS.maxInputs).flaw;
     const zero = (size: number): Buffer => tensorOf([size, 0]);
     assert.equal(flaw(zero(2048)), undefined);
     assert.equal(flaw(...times(150, zero(65_536))), "there are 65536 rows; send at most 2048 in one request");
@@ -132,7 +132,7 @@ describe("tensors of no bytes", () => {
   });
 
   test("a model that takes a request as a whole gets it as one input", () => {
-    const found = draftsOf(tensorOf([65_536, 0]), () => true, 1);
+    const found = draftsOf(tensorOf([65_536, 0]), () => ({ alone: true }), 1);
     assert.equal(found.flaw ?? found.inputs.length, 1);
   });
 

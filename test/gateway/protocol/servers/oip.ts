@@ -32,8 +32,22 @@ export interface Sent {
   readonly body: Buffer;
 }
 
-/** Of the datatypes that the tests send. */
-const SIZES: Readonly<Record<string, number>> = { FP16: 2, INT32: 4, FP32: 4, INT64: 8, FP64: 8 };
+/** Bytes of an element. */
+export const SIZES: Readonly<Record<string, number>> = {
+  BOOL: 1,
+  INT8: 1,
+  UINT8: 1,
+  INT16: 2,
+  UINT16: 2,
+  FP16: 2,
+  BF16: 2,
+  INT32: 4,
+  UINT32: 4,
+  FP32: 4,
+  INT64: 8,
+  UINT64: 8,
+  FP64: 8,
+};
 export const HEADER = "inference-header-content-length";
 
 /** What TypeScript's library does not know yet. */
