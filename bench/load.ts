@@ -22,12 +22,16 @@ import type { CallerKind, OpenLoad, Phase } from "../src/cli/bench/arrivals.ts";
 import { Markers, type Target, type Template } from "../src/cli/bench/connection.ts";
 import { Driver, type Ledger, type RequestSource } from "../src/cli/bench/driver.ts";
 import { Histogram, type HistogramState } from "../src/cli/bench/histogram.ts";
+import { parseLengths } from "../src/cli/plan/lengths.ts";
+import { Random } from "../src/core/random.ts";
 import { requestOf, type TensorForm } from "./tensors.ts";
 import { Tally, type TallyState } from "./tally.ts";
 
 export interface LoadSpec {
   readonly target: Target;
   readonly bodyBytes: number;
+  /** Texts of these lengths instead, in this order for each seed; at least 4 tokens. `bodyBytes` then means nothing. */
+  readonly lengths?: { readonly mix: string; readonly seed: number };
   /** Further fields of the body, e.g. the model. */
   readonly fields?: Readonly<Record<string, string>>;
   /** A tensor instead (tensors.ts); `bodyBytes` and `fields` then mean nothing. */
@@ -110,6 +114,36 @@ class Templates implements RequestSource {
   }
 }
 
+/** As `Templates`, with inputs that differ in length. */
+class MixedLengths implements RequestSource {
+  marker = "";
+  readonly #templates: Template[] = [];
+  readonly #spec: LoadSpec;
+  readonly #next: () => number;
+  readonly #markers = new Markers();
+
+  constructor(spec: LoadSpec) {
+    this.#spec = spec;
+    this.#next = lengthsOf(spec.lengths!);
+  }
+
+  next(): string {
+    const tokens = this.#next();
+    // {"input":"…"} around four characters a token.
+    const bodyBytes = 12 + 4 * tokens;
+    const { front, back } = (this.#templates[tokens] ??= requestOf({ ...this.#spec, bodyBytes }));
+    this.marker = this.#markers.take();
+    return front + this.marker + back;
+  }
+}
+
+/** The lengths that such a run sends, one after the other. */
+export function lengthsOf({ mix, seed }: NonNullable<LoadSpec["lengths"]>): () => number {
+  const random = new Random(seed);
+  const lengths = parseLengths(mix)!;
+  return () => lengths.draw(random);
+}
+
 /** What came of the requests that count. */
 class Counts implements Ledger {
   readonly latency = new Histogram();
@@ -168,7 +202,7 @@ export async function runLoad(spec: LoadSpec): Promise<LoadResult> {
     target,
     load,
     kinds,
-    requests: new Templates(spec, kinds),
+    requests: spec.lengths === undefined ? new Templates(spec, kinds) : new MixedLengths(spec),
     ledger: counts,
     warmMs,
     measureMs,

@@ -3,31 +3,58 @@
  *
  *   node bench/plan-check.ts               # 30, 70 and 90 % load, about 75 s
  *   node bench/plan-check.ts 70            # one of them
+ *   node bench/plan-check.ts --lengths mixed         # inputs that differ in length, on workers that pad
+ *   node bench/plan-check.ts --lengths mixed --off   # the same in order of arrival
  *
  * 8 simulated workers of 100 ms with 16 seats on the wall clock (1,280 requests/s), Poisson arrivals from a seed
- * over HTTP on 127.0.0.1; the plan gets the instants that the generator was told to send at. Nothing is added to
- * what it predicts. Measured latency counts from the intended start and so holds everything that is not
+ * over HTTP on 127.0.0.1; the plan gets the instants and the lengths that the generator was told to send. With
+ * --lengths a batch of n takes 50 + n + 0.05·n·l ms, and the workers can do what they do in the plan while eight
+ * full batches wait. Nothing is added to what it predicts. Measured latency counts from the intended start and so holds everything that is not
  * simulated: HTTP, the event loop, timers that ring on whole milliseconds, in the server and in the generator.
  * Goal: p50 and p99 within 10 %, and p99 within 5 % or 5 ms. It needs two cores and nothing else running.
  */
 import { mkdtempSync, rmSync } from "node:fs";
 import { tmpdir } from "node:os";
 import { join } from "node:path";
-import { runTrial, type Figures } from "../src/cli/plan/trial.ts";
+import { parseArgs } from "node:util";
+import { capacityOf } from "../src/cli/plan/fit.ts";
+import { parseLengths } from "../src/cli/plan/lengths.ts";
+import { runTrial, type Figures, type TrialFleet, withCapacity } from "../src/cli/plan/trial.ts";
 import { Arrivals, type OpenLoad } from "../src/cli/bench/arrivals.ts";
 import { measure, type Measured } from "./generator.ts";
+import { lengthsOf, type LoadSpec } from "./load.ts";
 import { killChildren } from "./process.ts";
 import { FerryServer, workBetween, type Counters } from "./server.ts";
 
 const WORKERS = 8;
-const BASE_MS = 100;
 const BATCH = 16;
 const WARM_MS = 3000;
 const MEASURE_MS = 20_000;
 const DRAIN_MS = 3000;
 
 process.on("exit", killChildren);
-const loads = process.argv.slice(2).map(Number);
+const { values, positionals } = parseArgs({
+  options: { lengths: { type: "string" }, off: { type: "boolean", default: false } },
+  allowPositionals: true,
+});
+const loads = positionals.map(Number);
+const mix = values.lengths === undefined ? undefined : parseLengths(values.lengths)!;
+const service = mix ? { baseMs: 50, perTaskMs: 1, perCellMs: 0.05 } : { baseMs: 100, perTaskMs: 0 };
+const fleet: TrialFleet = await withCapacity(
+  {
+    limits: { policy: "adaptive", maxBatchSize: BATCH, maxWaitMs: 50 },
+    service,
+    jitter: 0,
+    timeouts: { queueMs: 2000, workerMs: 3000, totalMs: 4000 },
+    admission: { mode: "predictive", targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 },
+    maxQueued: 10_000,
+    overheadMs: 0,
+    lengths: values.off ? "off" : "auto",
+  },
+  mix,
+  1,
+);
+const { workerPerMs = capacityOf(service, BATCH) } = fleet;
 const dir = mkdtempSync(join(tmpdir(), "ferry-plan-check-"));
 const rows = [
   [
@@ -45,7 +72,7 @@ const rows = [
 let good = true;
 try {
   for (const percent of loads.length === 0 ? [30, 70, 90] : loads) {
-    const rate = ((percent / 100) * WORKERS * BATCH * 1000) / BASE_MS;
+    const rate = Math.round((percent / 100) * WORKERS * workerPerMs * 1000);
     const load: OpenLoad = {
       kind: "open",
       rate,
@@ -57,9 +84,13 @@ try {
     process.stderr.write(
       `  ${percent} % of what the workers can do: ${rate} requests/s for ${MEASURE_MS / 1000} s\n`,
     );
-    const planned = await simulate(load);
-    const { run, meanBatch } = await serve(load);
-    if (run.errors > 0) throw new Error(`${run.errors} requests failed; the figures mean nothing`);
+    const lengths = mix && { mix: mix.name, seed: percent + 0.5 };
+    const planned = await simulate(load, lengths);
+    const { run, meanBatch } = await serve(load, lengths);
+    if (run.errors > 0) {
+      const statuses = JSON.stringify(run.statuses);
+      throw new Error(`${run.errors} requests failed (${statuses}); the figures mean nothing`);
+    }
     const [p50, p99] = [run.latency.percentileMs(50), run.latency.percentileMs(99)];
     const apart = Math.abs(p99 - planned.p99);
     good &&= within(planned.p50, p50) && within(planned.p99, p99) && (apart <= 5 || apart <= 0.05 * p99);
@@ -86,8 +117,8 @@ for (const [at, row] of rows.entries()) {
 process.stdout.write(`${good ? "✓" : "✗"} p50 and p99 within 10 %, p99 within 5 % or 5 ms\n`);
 process.exitCode = good ? 0 : 1;
 
-/** The instants that the generator of this seed will be told, from its own schedule. */
-function simulate(load: OpenLoad): Promise<Figures> {
+/** The instants and lengths that the generator of this seed will be told, from its own schedule. */
+function simulate(load: OpenLoad, lengths: LoadSpec["lengths"]): Promise<Figures> {
   const schedule = new Arrivals(load, [{ label: "all", share: 1 }], 0, WARM_MS, Math.random);
   const durationMs = WARM_MS + MEASURE_MS;
   const arrivals = (): number => {
@@ -95,22 +126,20 @@ function simulate(load: OpenLoad): Promise<Figures> {
     schedule.advance();
     return at < durationMs ? at : Infinity;
   };
-  const fleet = {
-    limits: { policy: "adaptive", maxBatchSize: BATCH, maxWaitMs: 50 },
-    service: { baseMs: BASE_MS, perTaskMs: 0 },
-    jitter: 0,
-    timeouts: { queueMs: 2000, workerMs: 3000, totalMs: 4000 },
-    admission: { mode: "predictive", targetUtilization: 0.7, lastTierDepth: 100, firstTierDepth: 500 },
-    maxQueued: 10_000,
-    overheadMs: 0,
-  } as const;
-  return runTrial(fleet, { arrivals, durationMs, warmMs: WARM_MS, shares: [1] }, WORKERS, 1);
+  const nextLength = lengths && lengthsOf(lengths);
+  return runTrial(fleet, { arrivals, durationMs, warmMs: WARM_MS, shares: [1], nextLength }, WORKERS, 1);
 }
 
-async function serve(load: OpenLoad): Promise<{ run: Measured; meanBatch: number }> {
+async function serve(
+  load: OpenLoad,
+  lengths: LoadSpec["lengths"],
+): Promise<{ run: Measured; meanBatch: number }> {
+  const { baseMs, perTaskMs: perItemMs, perCellMs: perTokenMs = 0 } = service;
+  const times = { baseMs, perItemMs, perTokenMs };
+  const limits = { maxBatchSize: BATCH, maxWaitMs: 50, timeouts: fleet.timeouts };
   await using server = await FerryServer.start({
     dir,
-    models: [{ name: "plan", workers: WORKERS, baseMs: BASE_MS, maxBatchSize: BATCH, maxWaitMs: 50 }],
+    models: [{ name: "plan", workers: WORKERS, ...times, ...limits, lengths: values.off ? "off" : "auto" }],
   });
   const counters: Counters[] = [];
   const read = async (): Promise<void> => void counters.push(await server.counters());
@@ -118,6 +147,7 @@ async function serve(load: OpenLoad): Promise<{ run: Measured; meanBatch: number
     {
       target: server.target,
       bodyBytes: 256,
+      ...(lengths && { lengths }),
       verify: true,
       warmMs: WARM_MS,
       measureMs: MEASURE_MS,

@@ -27,9 +27,11 @@ export interface SimulatedModel {
   readonly name: string;
   readonly workers: number;
   readonly baseMs: number;
-  /** Share of batches that never come back. */
+  readonly perItemMs?: number;
+  readonly perTokenMs?: number;
   readonly maxBatchSize?: number;
   readonly maxWaitMs?: number;
+  readonly lengths?: "auto" | "off";
   readonly policy?: "adaptive" | "latency" | "eco" | "fixed";
   readonly timeouts?: Timeouts;
 }
@@ -235,8 +237,8 @@ function modelOf(model: SimulatedModel | HttpModel): object {
     const { urls, protocol = "batch", ...rest } = model;
     return { backend: { kind: "http", protocol, workers: urls }, ...rest };
   }
-  const { workers, baseMs, ...rest } = model;
-  return { backend: { kind: "simulated", workers, baseMs, perItemMs: 0 }, ...rest };
+  const { workers, baseMs, perItemMs = 0, perTokenMs, ...rest } = model;
+  return { backend: { kind: "simulated", workers, baseMs, perItemMs, perTokenMs }, ...rest };
 }
 
 /**

@@ -37,10 +37,15 @@ export class Card implements Disposable {
   }
 
   /**
-   * Since the start, the shares of time in which kernels ran, as nvidia-smi sees it, and in which there was a batch; and
-   * computed over useful cells, where the worker counts them.
+   * Since the start, the shares of time in which kernels ran, as nvidia-smi sees it, and in which there was a batch; where
+   * the worker counts them, computed over useful cells, and useful cells per second.
    */
-  read(): { readonly kernels: number; readonly batches: number; readonly padding: number } {
+  read(): {
+    readonly kernels: number;
+    readonly batches: number;
+    readonly padding: number;
+    readonly tokensPerSecond: number;
+  } {
     const { seconds, cells, tokens } = this.#totals();
     const from = this.#atStart;
     const sum = this.#samples.reduce((all, each) => all + each, 0);
@@ -49,6 +54,7 @@ export class Card implements Disposable {
       kernels: sum / this.#samples.length / 100,
       batches: (seconds - from.seconds) / elapsed,
       padding: (cells - from.cells) / (tokens - from.tokens),
+      tokensPerSecond: (tokens - from.tokens) / elapsed,
     };
   }
 

@@ -25,8 +25,10 @@ class BusyFile:
             file.write(bytes(24))
             file.flush()
             self._file = mmap.mmap(file.fileno(), 24)
-        self._totals = (0.0, 0.0, 0.0)
+        self._cells = self._tokens = self.seconds = 0.0
 
     def add(self, seconds, cells, tokens):
-        self._totals = tuple(map(sum, zip(self._totals, (seconds, cells, tokens))))
-        self._file[:] = struct.pack("<3d", *self._totals)
+        self.seconds += seconds
+        self._cells += cells
+        self._tokens += tokens
+        self._file[:] = struct.pack("<3d", self.seconds, self._cells, self._tokens)

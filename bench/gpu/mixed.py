@@ -1,7 +1,7 @@
 """The bert-base shape of bench/gpu for inputs of different length, and the best that any composition could make of it.
 
     mixed(inputs)                              what Ferry calls
-    python3 bench/gpu/mixed.py SECONDS FILE    the bound: FILE has the lengths of many inputs as a JSON list
+    python3 bench/gpu/mixed.py SECONDS FILE    the bound; FILE: the lengths of many inputs, as a JSON list
 
 A batch is padded to its longest input, rounded up to one of WIDTHS, and to a number of rows in ROWS; the GPU's work on each
 such shape is recorded at the start (CUDA graphs) and replayed. Padding happens on the GPU, so that Python's share does
@@ -27,6 +27,8 @@ FACTOR = float(os.environ.get("EMBED_TABLE", "0"))
 WIDTHS = (16, 32, 64, 128, 256, 512)
 ROWS = (1, *range(8, 72, 8))
 FULL = ROWS[-1]
+# In order of arrival a smaller batch is less likely to hold a long input.
+IN_ORDER = (8, 16, FULL)
 
 
 def shape_of(inputs):
@@ -56,7 +58,7 @@ class Table:
 
     def __init__(self):
         path = os.environ.get("GPU_BUSY_FILE")
-        self._busy = BusyFile(path) if path else None
+        self.busy = BusyFile(path) if path else None
         self._free_at = 0.0
 
     def __call__(self, inputs):
@@ -69,8 +71,8 @@ class Table:
             for row in inputs:
                 sums.extend(sum(map(mul, row, weights)) % (1 << 24) for weights in self.WEIGHTS)
             time.sleep(max(0.0, done_at - time.perf_counter()))
-            if self._busy is not None:
-                self._busy.add(seconds, rows * width, len(inputs.flat))
+            if self.busy is not None:
+                self.busy.add(seconds, rows * width, len(inputs.flat))
             return memoryview(sums).cast("B").cast("f", (len(inputs), 3))
 
         return rest
@@ -85,6 +87,7 @@ class Table:
 
 if FACTOR:
     mixed = Table()
+    busy = mixed.busy
 else:
     import gc
 
@@ -94,6 +97,7 @@ else:
     import models
 
     embeddings = models.embeddings
+    busy = models.busy and models.busy.file
 
     def padded(numbers, lengths, width):
         """`numbers`: the tokens of all rows one behind the other, and anything after them."""
@@ -166,7 +170,8 @@ def pace(batches, seconds):
     """Whole passes over the batches, two on their way."""
     for inputs in batches[:3]:
         mixed(inputs)()
-    passes, start, waiting = 0, time.perf_counter(), None
+    passes, waiting = 0, None
+    start, busy_before = time.perf_counter(), busy.seconds if busy else 0
     while passes == 0 or time.perf_counter() - start < seconds:
         for inputs in batches:
             following = mixed(inputs)
@@ -175,12 +180,14 @@ def pace(batches, seconds):
             waiting = following
         passes += 1
     waiting()
-    took = (time.perf_counter() - start) / passes
+    took_all = time.perf_counter() - start
+    took = took_all / passes
     cells = sum(rows * width for rows, width in map(shape_of, batches))
     return {
         "per_second": sum(map(len, batches)) / took,
         "ms": 1000 * took / len(batches),
         "padding": cells / sum(len(inputs.flat) for inputs in batches),
+        "busy": (busy.seconds - busy_before) / took_all if busy else None,
     }
 
 
@@ -207,14 +214,18 @@ def main():
         lengths = json.load(file)
     random.seed(1)
 
-    def batches(lengths):
-        return [Arrays([row_of(length) for length in lengths[at : at + FULL]]) for at in range(0, len(lengths) - FULL + 1, FULL)]
+    def batches(lengths, size=FULL):
+        return [Arrays([row_of(length) for length in lengths[at : at + size]]) for at in range(0, len(lengths), size)]
 
     best = batches(sorted(lengths))
     # Python prepares the next batch while the GPU works: among long batches there is time for it, behind short ones less.
     random.shuffle(best)
-    in_order = batches(lengths[: len(lengths) // 4])
-    print(json.dumps({**about(), "sorted": pace(best, seconds), "in_order": pace(in_order, seconds)}))
+    some = lengths[: len(lengths) // 4]
+    paces = {
+        "sorted": pace(best, seconds),
+        "in_order": [{"size": size, **pace(batches(some, size), seconds / 2)} for size in IN_ORDER],
+    }
+    print(json.dumps({**about(), **paces, "tokens": sum(lengths) / len(lengths)}))
 
 
 if __name__ == "__main__":

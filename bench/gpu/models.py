@@ -40,7 +40,7 @@ class Busy:
     """Adds up for how long the GPU had a batch, by events on both sides of each."""
 
     def __init__(self, path):
-        self._file = BusyFile(path)
+        self.file = BusyFile(path)
 
     def around(self, work, cells, tokens):
         first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
@@ -51,7 +51,7 @@ class Busy:
         def counted():
             outputs = rest()
             last.synchronize()
-            self._file.add(first.elapsed_time(last) / 1000, cells, tokens)
+            self.file.add(first.elapsed_time(last) / 1000, cells, tokens)
             return outputs
 
         return counted

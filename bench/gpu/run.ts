@@ -23,9 +23,10 @@
  *
  * The load comes from processes of their own. Every answer is checked: its first numbers are sums over the tokens of its
  * request, added up on the GPU. Prints each run as it comes, then a table, and writes that as JSON, after each part, and
- * as two charts into FOLDER ($OUT, or bench/results). `--runs 3 --peers graphs` takes some seven minutes.
+ * as two charts into FOLDER ($OUT, or bench/results); ends with 1 if an answer was another request's, or none could be
+ * checked. `--runs 3 --peers graphs` takes some seven minutes.
  * Needs Python with PyTorch; where there is no GPU it runs on the CPU, which shows that it works and nothing else
- * (EMBED_SHAPE=tiny GENERATE_SHAPE=tiny). For a machine without Node: bench/kit.
+ * (EMBED_SHAPE=tiny GENERATE_SHAPE=tiny). `EMBED_TABLE=10 … mixed` needs no PyTorch either (mixed.py). For a machine without Node: bench/kit.
  */
 import { mkdirSync, mkdtempSync, rmSync, writeFileSync } from "node:fs";
 import { availableParallelism, tmpdir } from "node:os";
@@ -34,12 +35,13 @@ import { parseArgs } from "node:util";
 import { chart } from "../chart.ts";
 import { childPids, killChildren } from "../process.ts";
 import { environment, format, render, type Section } from "../report.ts";
-import { figure } from "../scenario.ts";
+import { figure, isMet } from "../scenario.ts";
 import { throughputChart } from "./chart.ts";
 import { installedPeers, type Peer, PEERS, type PeerSettings } from "./peers.ts";
 import { mixedSubjects, studyMixed } from "./mixed.ts";
 import {
   busy,
+  CROSSED,
   eachProcess,
   type Findings,
   flawless,
@@ -285,4 +287,6 @@ writeFileSync(`${name}.svg`, throughputChart(env, sections));
 writeFileSync(`${name}-goals.svg`, chart(env, sections));
 process.stdout.write(`${render(env, sections)}\n`);
 process.stderr.write(`wrote ${relative(process.cwd(), name)}.json, .svg and -goals.svg\n`);
+const crossed = sections.flatMap(({ report }) => report.figures).filter(({ name: of }) => of === CROSSED);
+if (!crossed.every(isMet)) process.exitCode = 1;
 if (childPids(process.pid).length > 0) killChildren();

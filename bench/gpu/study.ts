@@ -1,4 +1,5 @@
 /** What the studies of bench/gpu have in common. */
+import type { OpenLoad } from "../../src/cli/bench/arrivals.ts";
 import { type Figure, figure } from "../scenario.ts";
 import type { Shape } from "./requests.ts";
 import { coresOf, type Run, type Server } from "./trials.ts";
@@ -35,12 +36,12 @@ export async function round(
   name: string,
   { callers, seconds }: Loads,
   { saturated, loaded }: Phases,
-  { shape = "native", ...arrivals }: { readonly shape?: Shape; readonly seed?: number } = {},
+  { shape = "native", ...arrivals }: { readonly shape?: Shape } & Partial<OpenLoad> = {},
 ): Promise<void> {
   const closed = { kind: "closed", callers } as const;
   const most = await server.under(`${name}, saturated`, { load: closed, seconds: seconds.closed, shape });
   saturated.push(most);
-  const open = { kind: "open", rate: LOAD * most.rate, arrivals: "poisson", ...arrivals } as const;
+  const open = { kind: "open", arrivals: "poisson", ...arrivals, rate: LOAD * most.rate } as const;
   loaded.push(
     await server.under(`${name} at ${LOAD * 100} % of that`, { load: open, seconds: seconds.open, shape }),
   );
@@ -85,11 +86,13 @@ export function spread<T>(runs: readonly T[], of: (run: T) => number, digits: nu
   return runs.map((run) => (Number.isNaN(of(run)) ? "–" : of(run).toFixed(digits))).join(", ");
 }
 
+export const CROSSED = "answers crossed";
+
 /** What no run may have. */
 export function flawless(runs: readonly Run[]): Figure[] {
   const sum = (name: "crossed" | "errors"): number => runs.reduce((total, run) => total + run[name], 0);
   return [
-    figure("answers crossed", sum("crossed"), "count", "<=", 0),
+    figure(CROSSED, sum("crossed"), "count", "<=", 0),
     figure("errors", sum("errors"), "count", "<=", 0),
   ];
 }

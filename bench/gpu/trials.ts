@@ -46,13 +46,18 @@ export interface Bound {
   /** Between an input's vector alone and in a batch; null without a model. */
   readonly difference: number | null;
   readonly sorted: Paced;
-  readonly in_order: Paced;
+  /** By the number of inputs in a batch. */
+  readonly in_order: readonly (Paced & { readonly size: number })[];
+  /** Mean length. */
+  readonly tokens: number;
 }
 
 interface Paced {
   readonly per_second: number;
   readonly ms: number;
   readonly padding: number;
+  /** Share of the time in which the GPU had a batch; null without a GPU. */
+  readonly busy: number | null;
 }
 
 /** `cores`: used on average. */
@@ -67,6 +72,7 @@ export interface Run {
   readonly latency: Histogram;
   /** By class of length, in an open loop of a mix. */
   readonly classes: ReadonlyMap<string, Histogram>;
+  /** NaN where no answer carried the sums of any request. */
   readonly crossed: number;
   readonly errors: number;
   /** Mean tasks in a batch; NaN where there are none. */
@@ -118,7 +124,8 @@ export async function bound({ model, tokens, env }: Model, place: Place): Promis
   const file = join(place.dir, "lengths.json");
   writeFileSync(file, JSON.stringify(lengths));
   const args = [join(here, FILES[model]), String(seconds), file];
-  await using child = new Child("-u", args, { program: place.python, env });
+  const busyFile = { GPU_BUSY_FILE: join(place.dir, "busy") };
+  await using child = new Child("-u", args, { program: place.python, env: { ...env, ...busyFile } });
   const text = await child.output(START_MS + 60_000);
   return JSON.parse(text.trim().split("\n").at(-1)!) as Bound;
 }
@@ -350,7 +357,7 @@ function totals(
     classes: new Map(
       labels.map((label) => [label, merged(loaded.flatMap(({ classes }) => classes[label] ?? []))]),
     ),
-    crossed: sum(({ crossed }) => crossed),
+    crossed: sum(({ checked, crossed }) => (checked ? crossed : NaN)),
     errors: sum(({ errors, refused }) => errors + refused),
     fill: sum(({ batched }) => batched) / sum(({ batches }) => batches),
   };

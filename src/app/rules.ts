@@ -15,11 +15,11 @@ export function rulesOf(model: ModelConfig): ModelRules {
   const health = { ...model.health, maxEjectMs: LONGEST_EJECTION * model.health.ejectMs };
   const limits = { policy, maxBatchSize, maxWaitMs };
   const budgets = { maxBatchTokens, maxBatchBytes, maxWorkerLoad: MAX_WORKER_LOAD };
-  const { workerMs } = timeouts;
+  const { workerMs, queueMs } = timeouts;
   // Runs in a thread: a native crash of the user's function crashes Ferry.
   const inProcess = model.backend.kind === "module";
   const shape = { lengths: typeof lengths === "number" ? (model.lengths as number[]) : lengths };
-  return { name, limits, pipeline, ...shape, ...budgets, workerMs, inProcess, retry, health };
+  return { name, limits, pipeline, ...shape, ...budgets, queueMs, workerMs, inProcess, retry, health };
 }
 
 export function ofFleet({ backend }: ModelConfig, member: string): { shared: boolean } | { suffix: string } {

@@ -1,10 +1,244 @@
-/** What a batch costs. */
+/**
+ * What a batch costs its worker, in milliseconds, learned from settled batches. Of n rows, with lengths in tokens:
+ *
+ *   rows      a + b·n                    the lengths do not matter, or all are alike
+ *   padded    a + b·n + c·n·longest      every row is computed at the length of the longest
+ *   packed    a + b·n + c·total          only what was sent is computed
+ *
+ * Each is fitted by weighted least squares (relative errors, a memory of some hundred batches, no coefficient below 0).
+ * `rows` holds until another explains clearly more: an error below ON of its error, kept until above OFF of it.
+ *
+ * Between `padded` and `packed` only batches of unlike inputs can decide, and under backlog every batch in order of
+ * arrival has one long input: then neither differs from `rows`. `undecided` says that batches of other lengths than
+ * usual are still needed to tell.
+ */
+import type { ServiceCurve } from "./policy.ts";
+import { ServiceEstimate } from "./estimate.ts";
 
-/** Lengths are in tokens (`weight.ts`). A padded model computes rows × longest cells, of which `total` are useful. */
+/** A padded model computes rows × longest cells, of which `total` are useful. */
 export interface BatchShape {
   readonly rows: number;
   readonly longest: number;
   readonly total: number;
   /** The longest of the batch of as many rows that order of arrival would have made. */
   readonly inOrder: number;
+}
+
+/** Of a batch whose lengths are not known. */
+export const unmeasured = (rows: number): BatchShape => ({ rows, longest: 0, total: 0, inOrder: 0 });
+
+export type CostKind = "rows" | "padded" | "packed";
+
+const KEPT = 0.99; // decay per measured batch
+const ERROR_WEIGHT = 0.03;
+const LEAST_SAMPLES = 24;
+const ON = 0.6;
+const OFF = 0.8;
+const GOOD_ENOUGH = 0.0025; // mean squared relative error: `rows` is within 5 %
+const CLEARER = 0.8; // `padded` and `packed` replace each other below this share of the other's error
+const CONTRASTS = 12; // batches of half or twice the usual longest that are enough to decide
+const CLIP = 4;
+const WEIGHT = 0.05;
+
+/** Least squares over a few features that are never negative. */
+class LinearFit {
+  readonly #size: number;
+  readonly #products: Float64Array; // Σ w·x·xᵀ
+  readonly #targets: Float64Array; // Σ w·x·y
+  readonly factors: Float64Array;
+  error = 0; // mean squared relative error of predictions
+
+  constructor(size: number) {
+    this.#size = size;
+    this.#products = new Float64Array(size * size);
+    this.#targets = new Float64Array(size);
+    this.factors = new Float64Array(size);
+  }
+
+  of(features: readonly number[]): number {
+    let sum = 0;
+    for (let at = 0; at < this.#size; at++) sum += this.factors[at]! * features[at]!;
+    return sum;
+  }
+
+  learn(features: readonly number[], ms: number, judged: boolean): void {
+    const size = this.#size;
+    if (judged) {
+      const off = Math.min(CLIP, this.of(features) / ms - 1);
+      this.error += ERROR_WEIGHT * (off * off - this.error);
+    }
+    const weight = 1 / (ms * ms);
+    for (let row = 0; row < size; row++) {
+      const x = weight * features[row]!;
+      this.#targets[row] = KEPT * this.#targets[row]! + x * ms;
+      for (let column = 0; column < size; column++) {
+        const at = row * size + column;
+        this.#products[at] = KEPT * this.#products[at]! + x * features[column]!;
+      }
+    }
+    this.#solve();
+  }
+
+  /** Drops the most negative factor until none is. */
+  #solve(): void {
+    let used = Array.from({ length: this.#size }, (_, at) => at);
+    for (;;) {
+      const factors = this.#solveFor(used);
+      const worst = factors.reduce((least, value, at) => (value < (factors[least] ?? 0) ? at : least), -1);
+      if (worst < 0) {
+        this.factors.fill(0);
+        used.forEach((feature, at) => (this.factors[feature] = factors[at]!));
+        return;
+      }
+      used = used.filter((_, at) => at !== worst);
+    }
+  }
+
+  /** Gaussian elimination on scaled normal equations; a tiny ridge keeps features that vary together finite. */
+  #solveFor(used: readonly number[]): number[] {
+    const size = this.#size;
+    const scale = used.map((at) => 1 / Math.sqrt(this.#products[at * size + at]! || 1));
+    const rows = used.map((row, i) => [
+      ...used.map(
+        (column, j) => this.#products[row * size + column]! * scale[i]! * scale[j]! + (i === j ? 1e-6 : 0),
+      ),
+      this.#targets[row]! * scale[i]!,
+    ]);
+    const count = used.length;
+    for (let pivot = 0; pivot < count; pivot++) {
+      for (let row = pivot + 1; row < count; row++) {
+        const factor = rows[row]![pivot]! / rows[pivot]![pivot]!;
+        for (let column = pivot; column <= count; column++)
+          rows[row]![column]! -= factor * rows[pivot]![column]!;
+      }
+    }
+    const found: number[] = [];
+    for (let row = count - 1; row >= 0; row--) {
+      let value = rows[row]![count]!;
+      for (let column = row + 1; column < count; column++) value -= rows[row]![column]! * found[column]!;
+      found[row] = value / rows[row]![row]!;
+    }
+    return found.map((value, at) => value * scale[at]!);
+  }
+}
+
+export class CostEstimate implements ServiceCurve {
+  readonly #line = new ServiceEstimate();
+  readonly #fits = { rows: new LinearFit(2), padded: new LinearFit(3), packed: new LinearFit(3) };
+  #kind: CostKind = "rows";
+  #measured = 0;
+  #contrasts = 0;
+  #longest = 0; // usual longest of a batch, and the largest of late
+  #cells = 0; // means of rows, rows × longest and tokens of measured batches
+  #tokens = 0;
+  #rows = 0;
+  #deviationMs = 0; // around `msOf`, while that knows lengths
+
+  /** The model is known to pad: nothing has to be found out. */
+  assumePadded = false;
+
+  get kind(): CostKind {
+    return this.#kind;
+  }
+
+  get samples(): number {
+    return this.#line.samples;
+  }
+
+  get settled(): boolean {
+    return this.#line.settled;
+  }
+
+  /** Whether batches of other lengths are needed to learn what their time follows. */
+  get undecided(): boolean {
+    return this.#kind === "rows" && this.#contrasts < CONTRASTS;
+  }
+
+  /** Mean deviation of batches from `msOf`. */
+  get deviationMs(): number {
+    return this.#kind === "rows" ? this.#line.deviationMs : this.#deviationMs;
+  }
+
+  /** Mean deviation of batches from `msFor`: with unlike batches, more than `deviationMs`. */
+  get spreadMs(): number {
+    return this.#line.deviationMs;
+  }
+
+  get baseMs(): number {
+    return this.#kind === "rows" ? this.#line.baseMs : this.#fits[this.#kind].factors[0]!;
+  }
+
+  /** b, and where lengths matter the usual cost of a row's tokens. */
+  get perTaskMs(): number {
+    if (this.#kind === "rows") return this.#line.perTaskMs;
+    const tokens = this.#kind === "padded" ? this.#cells : this.#tokens;
+    return this.perRowMs + (this.perTokenMs * tokens) / Math.max(1, this.#rows);
+  }
+
+  get perRowMs(): number {
+    return this.#kind === "rows" ? this.#line.perTaskMs : this.#fits[this.#kind].factors[1]!;
+  }
+
+  /** c: of a computed token; 0 where lengths do not matter. */
+  get perTokenMs(): number {
+    return this.#kind === "rows" ? 0 : this.#fits[this.#kind].factors[2]!;
+  }
+
+  /** Computed over useful cells of the batches of late, were they padded; 1 before any was measured. */
+  get paddingRatio(): number {
+    return this.#tokens === 0 ? 1 : this.#cells / this.#tokens;
+  }
+
+  /** Expected time of a usual batch of `size`. */
+  msFor(size: number): number {
+    if (this.#kind === "rows") return this.#line.msFor(size);
+    return Math.max(0.1, this.baseMs + this.perTaskMs * size);
+  }
+
+  /** Expected time of this batch. */
+  msOf(shape: BatchShape): number {
+    if (this.#kind === "rows" || shape.total === 0) return this.msFor(shape.rows);
+    return Math.max(0.1, this.#fits[this.#kind].of(featuresOf(this.#kind, shape)));
+  }
+
+  /** `shape.total` 0: its lengths were not measured. */
+  learn(shape: BatchShape, ms: number): void {
+    const { rows, longest, total } = shape;
+    if (this.#kind !== "rows")
+      this.#deviationMs += WEIGHT * (Math.abs(ms - this.msOf(shape)) - this.#deviationMs);
+    this.#line.learn(rows, ms);
+    if (total === 0) return;
+    this.#measured++;
+    const weight = Math.max(WEIGHT, 1 / this.#measured);
+    if (longest * 2 <= this.#longest || longest >= 2 * this.#longest) this.#contrasts++;
+    this.#longest += weight * (longest - this.#longest);
+    this.#rows += weight * (rows - this.#rows);
+    this.#cells += weight * (rows * longest - this.#cells);
+    this.#tokens += weight * (total - this.#tokens);
+    const sample = Math.max(0.01, Math.min(ms, this.settled ? CLIP * this.msOf(shape) : ms));
+    const judged = this.#measured > LEAST_SAMPLES / 2;
+    for (const kind of ["rows", "padded", "packed"] as const)
+      this.#fits[kind].learn(featuresOf(kind, shape), sample, judged);
+    if (this.#measured >= LEAST_SAMPLES) this.#decide();
+  }
+
+  #decide(): void {
+    const { rows, padded, packed } = this.#fits;
+    const before = this.#kind;
+    let best: "padded" | "packed" = before === "packed" ? "packed" : "padded";
+    const other = best === "padded" ? "packed" : "padded";
+    if (this.#fits[other].error < (before === "rows" ? 1 : CLEARER) * this.#fits[best].error) best = other;
+    if (this.assumePadded) best = "padded";
+    const explains =
+      (best === "padded" ? padded : packed).error < (before === "rows" ? ON : OFF) * rows.error;
+    const rowsWillDo = before === "rows" && rows.error < GOOD_ENOUGH;
+    this.#kind = this.assumePadded || (explains && !rowsWillDo) ? best : "rows";
+    if (before === "rows" && this.#kind !== "rows")
+      this.#deviationMs = Math.sqrt(this.#fits[best].error) * this.msFor(this.#rows);
+  }
+}
+
+function featuresOf(kind: CostKind, { rows, longest, total }: BatchShape): number[] {
+  if (kind === "rows") return [1, rows];
+  return [1, rows, kind === "padded" ? rows * longest : total];
 }

@@ -24,6 +24,24 @@ export function floorOf(tier: number, tiers: number): number {
   return Math.min(MIDDLE_FLOOR, MIDDLE_FLOORS / (tiers - 2));
 }
 
+/**
+ * After `seatTiers`, with the credits `before` it: gives back what a tier was owed and did not use (`used[t]` tasks
+ * went), because none of its tasks could join the batch.
+ */
+export function refundSeats(
+  seats: number,
+  depths: readonly number[],
+  before: readonly number[],
+  credits: number[],
+  used: readonly number[],
+): void {
+  for (let tier = 1; tier < depths.length; tier++) {
+    const earned = Math.min(seats, (before[tier] ?? 0) + floorOf(tier, depths.length) * seats);
+    const owed = earned - credits[tier]!;
+    if (credits[tier] !== before[tier] && owed > used[tier]!) credits[tier] = earned - used[tier]!;
+  }
+}
+
 /** Tasks per tier in a batch of `seats`. `depths[t]`: queued. `credits[t]`: kept across batches, updated in place. */
 export function seatTiers(seats: number, depths: readonly number[], credits: number[]): number[] {
   const taken = depths.map(() => 0);

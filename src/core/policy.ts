@@ -1,6 +1,6 @@
 /**
- * When a batch leaves, and how large: `decide` returns "send n", "wait until t" or "idle". Pure; milliseconds. The same
- * code runs in production, `ferry plan` and the simulation.
+ * When a batch leaves, how large, and with which tasks. `decide` returns "send n", "wait until t" or "idle"; `compose`
+ * the lengths that go together. Pure; milliseconds. The same code runs in production, `ferry plan` and the simulation.
  *
  * A batch is composed only when it leaves (late binding), so this is asked whenever a worker is free. A full batch
  * leaves at once; any other at
@@ -136,4 +136,95 @@ function economicSize({ arrivalsPerMs: rate, service }: View, limits: Limits): n
 function nextSize(view: View, limits: Limits): number {
   const size = economicSize(view, limits);
   return view.queued < size ? Math.ceil(size) : limits.maxBatchSize;
+}
+
+/** Lengths from `least` to `most` tokens, both included. */
+export interface LengthRange {
+  readonly least: number;
+  readonly most: number;
+}
+
+/** Milliseconds of a padded batch: base + n · (perRow + longest · perToken). */
+export interface PaddedCost {
+  readonly baseMs: number;
+  readonly perRowMs: number;
+  readonly perTokenMs: number;
+}
+
+const CLASSES = 8 * 32; // eight to a doubling
+
+/**
+ * Which lengths share a batch with the first of `lengths`, which leads it: the range around it that does the most work
+ * per millisecond,
+ *
+ *   work of a task  = perRow + length · perToken + base / max      its cost in a full batch of its own length
+ *   value of a range = Σ work / (base + n · (perRow + longest · perToken)),   n = min(tasks in it, max)
+ *
+ * A full batch of one length has the value 1, the most there is. With few tasks the base weighs most and unlike ones go
+ * together; with many, each batch is made of like ones. The leader is always in it, so the order of service decides
+ * when a task leaves at the latest, and this only who joins it.
+ */
+export function compose(lengths: readonly number[], max: number, cost: PaddedCost): LengthRange {
+  const { baseMs, perRowMs, perTokenMs } = cost;
+  const classes = classesOf(lengths);
+  const { counts, totals, longest } = classes;
+  const lead = classOf(lengths[0]!);
+  const share = perRowMs + baseMs / max;
+  let best = { value: -1, low: lead, high: lead };
+  let [above, aboveTokens] = [0, 0]; // tasks in the classes from the leader's up to `high`
+  for (let high = lead; high <= classes.last; high++) {
+    if (counts[high] === 0) continue;
+    above += counts[high]!;
+    aboveTokens += totals[high]!;
+    let [count, tokens] = [above, aboveTokens];
+    const rowMs = perRowMs + perTokenMs * longest[high]!;
+    for (let low = lead; ;) {
+      const rows = Math.min(count, max);
+      const work = (rows / count) * (count * share + tokens * perTokenMs);
+      const value = work / (baseMs + rows * rowMs);
+      if (value > best.value) best = { value, low, high };
+      if (count >= max) break;
+      do low--;
+      while (low >= classes.first && counts[low] === 0);
+      if (low < classes.first) break;
+      count += counts[low]!;
+      tokens += totals[low]!;
+    }
+    if (above >= max) break;
+  }
+  return { least: leastOf(best.low), most: longest[best.high]! };
+}
+
+interface LengthClasses {
+  readonly counts: Int32Array;
+  readonly totals: Float64Array;
+  readonly longest: Float64Array;
+  readonly first: number;
+  readonly last: number;
+}
+
+function classesOf(lengths: readonly number[]): LengthClasses {
+  const counts = new Int32Array(CLASSES);
+  const totals = new Float64Array(CLASSES);
+  const longest = new Float64Array(CLASSES);
+  let [first, last] = [CLASSES, 0];
+  for (const length of lengths) {
+    const at = classOf(length);
+    counts[at]!++;
+    totals[at]! += length;
+    if (length > longest[at]!) longest[at] = length;
+    if (at < first) first = at;
+    if (at > last) last = at;
+  }
+  return { counts, totals, longest, first, last };
+}
+
+/** Steps of 1/8 to 1/16 of the length. */
+function classOf(length: number): number {
+  const exponent = 31 - Math.clz32(length);
+  return 8 * exponent + (((length / 2 ** exponent - 1) * 8) | 0);
+}
+
+function leastOf(at: number): number {
+  return Math.ceil(2 ** (at >> 3) * (1 + (at & 7) / 8));
 }

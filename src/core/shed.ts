@@ -53,6 +53,8 @@ export interface Horizon {
   /** No batch has come back yet, so its time is a guess. Default: false. */
   readonly guessed?: boolean;
   readonly deviationMs: number;
+  /** How long later tasks may overtake one because of its length. Default: 0. */
+  readonly overtakeMs?: number;
   /** When each worker that counts is free, earliest first. */
   readonly freeAt: readonly number[];
   /** When a worker that is down is tried again; Infinity if never. */
@@ -132,7 +134,7 @@ export interface Forecast {
 const NEVER: Forecast = { startAt: Infinity, latestStartAt: Infinity, finishAt: Infinity };
 
 export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
-  const { freeAt, batchSize, batchMs, runMs, deviationMs } = horizon;
+  const { freeAt, batchSize, batchMs, runMs, deviationMs, overtakeMs = 0 } = horizon;
   const tasks = ahead(line, horizon);
   if (freeAt.length === 0 || tasks === Infinity) return NEVER;
   const startAt = startOf(Math.floor(tasks / batchSize + ROUNDING), freeAt, batchMs, now);
@@ -140,10 +142,12 @@ export function forecast(line: Line, horizon: Horizon, now: number): Forecast {
   // Batches scatter independently; a mean that is off by a fifth of that is off in every round.
   const scatter = rounds + (rounds / 5) ** 2;
   const margin = (variance: number): number => MARGIN_DEVIATIONS * deviationMs * Math.sqrt(variance);
+  // A task that leaves with the next batch is not overtaken.
+  const overtakenMs = Math.min(overtakeMs, rounds * batchMs);
   return {
     startAt,
-    latestStartAt: startAt + Math.max(START_ERROR * (startAt - now), margin(scatter)),
-    finishAt: startAt + runMs + Math.max(MARGIN_MS, margin(1 + scatter)),
+    latestStartAt: startAt + overtakenMs + Math.max(START_ERROR * (startAt - now), margin(scatter)),
+    finishAt: startAt + overtakenMs + runMs + Math.max(MARGIN_MS, margin(1 + scatter)),
   };
 }
 

@@ -17,6 +17,7 @@
  */
 import type { Batch, Reply } from "../workers/backend/backend.ts";
 import type { Alarm } from "../app/clock.ts";
+import { type BatchShape, unmeasured } from "../core/cost.ts";
 import type { Blame } from "../core/blame.ts";
 import type { RateEstimate } from "../core/estimate.ts";
 import { type RetryBudget, smallerBatch } from "../core/retry.ts";
@@ -189,21 +190,27 @@ export class BatchRun {
     return this.#parts.engine.extend(this.#batch.lease!, this.#rules.workerMs + LEASE_GRACE_MS);
   }
 
-  #lateMs(size: number, { factor, deviations, floorMs }: typeof OVERDUE): number {
+  #lateMs(shape: BatchShape, { factor, deviations, floorMs }: typeof OVERDUE): number {
     const { service, surprise } = this.#parts.workers;
-    const fleetMs = service.msFor(size);
+    const fleetMs = service.msOf(shape);
     // `usualRatio`: a recent outlier must not delay the next second try.
     const usualMs = fleetMs * this.#slot.usualRatio;
     const deviationMs = Math.max(service.deviationMs, surprise.share * fleetMs * this.#slot.ratio);
     return Math.max(factor * usualMs, usualMs + deviations * deviationMs, usualMs + floorMs);
   }
 
+  /** Measured only where the whole batch is sent in one call. */
+  #shapeOf(members: readonly BatchMember[]): BatchShape {
+    const { shape } = this.#batch;
+    return members.length === shape.rows ? shape : unmeasured(members.length);
+  }
+
   /** None until enough batches were seen to know when one is late. */
-  #watch(size: number): Alarm[] {
+  #watch(shape: BatchShape): Alarm[] {
     const { clock, workers, mayRequeue } = this.#parts;
     if (!workers.service.settled) return [];
-    const overdueMs = this.#lateMs(size, OVERDUE);
-    const suspectMs = this.#lateMs(size, SUSPECT);
+    const overdueMs = this.#lateMs(shape, OVERDUE);
+    const suspectMs = this.#lateMs(shape, SUSPECT);
     const now = clock.now();
     return [
       clock.at(now + overdueMs, () => {
@@ -248,7 +255,7 @@ export class BatchRun {
     const timeout = (this.#timeout = new AbortController());
     const alarms: Alarm[] = [];
     const arm = (): void => {
-      if (first) alarms.push(...this.#watch(members.length));
+      if (first) alarms.push(...this.#watch(this.#shapeOf(members)));
       alarms.push(clock.at(clock.now() + workerMs, () => timeout.abort()));
     };
     const waits = slot.ahead === inFlight;
@@ -323,7 +330,7 @@ export class BatchRun {
     budget.answered(now);
     this.#vouch(members, now);
     if (serviceMs === undefined) workers.alive(slot);
-    else workers.answered(slot, members.length, serviceMs, now);
+    else workers.answered(slot, this.#shapeOf(members), serviceMs, now);
   }
 
   /** An answer vouches for its worker, and is evidence against workers at which the same inputs failed. */

@@ -14,7 +14,7 @@
  */
 import { estimateTokens, inputBytes } from "../core/weight.ts";
 import type { DispatchReason, Json } from "../core/task.ts";
-import type { ClaimedTask, Lease } from "../engine/engine.ts";
+import type { ClaimedTask, Composition, Lease } from "../engine/engine.ts";
 import { StarvationGuard } from "./chooser.ts";
 import type { ModelRules } from "./model-rules.ts";
 import type { PoolWorker } from "../workers/worker.ts";
@@ -167,6 +167,10 @@ export interface Departure {
   readonly early?: boolean;
   /** What kept it below `most`: measured weight, or the estimate by usual weight. */
   readonly bound?: { readonly by: SizeBound; readonly weighed: boolean } | undefined;
+  /** Tasks of other lengths that it left behind, and how long they may be overtaken. */
+  readonly left?:
+    | { readonly longer: number; readonly shorter: number; readonly atMostMs: number }
+    | undefined;
 }
 
 const REASONS: Record<DispatchReason, string> = {
@@ -177,22 +181,37 @@ const REASONS: Record<DispatchReason, string> = {
 };
 
 /** For people, in one sentence. ASCII: it is part of answers whose bytes are counted. */
-export function whyItLeft({ size, most, waitedMs, reason, probing, early, bound }: Departure): string {
+export function whyItLeft(departure: Departure): string {
+  const { size, most, waitedMs, reason, probing, early, bound, left } = departure;
   const after = `${early === true ? "handed over early" : "left"} after ${Math.round(waitedMs)} ms`;
   if (size === most) return `a full batch of ${most} ${after}`;
   if (bound !== undefined) return `a full batch of ${size} ${after}: ${boundWords(size, bound)}`;
+  if (left !== undefined && left.longer + left.shorter > 0)
+    return `batch of ${size} of ${most} ${after}: similar length; ${leftWords(left)}`;
   const words = probing ? "its worker failed before and is tried with few" : REASONS[reason];
   return `batch of ${size} of ${most} ${after}: ${words}`;
 }
 
 /** The lease of a batch that differs from the request: others were faster, some expired, or not all fitted. */
-export function explained(claimed: Lease, { taken, bound }: Fitted, asked: Omit<Departure, "size">): Lease {
+export function explained(
+  claimed: Lease,
+  { taken, bound }: Fitted,
+  asked: Omit<Departure, "size">,
+  composition: Composition | undefined,
+): Lease {
   const size = taken.length;
   const by = bound && { by: bound, weighed: true };
-  const why = whyItLeft({ ...asked, bound: by, size });
+  const left = composition && claimed.composed && { ...claimed.composed, atMostMs: composition.overtakeMs };
+  const why = whyItLeft({ ...asked, bound: by, size, left });
   // Fewer than there was room for: the bound is not why it left.
   const full = bound && ({ size, reason: "full" } as const);
   return { ...claimed, batch: { ...claimed.batch, ...full, why } };
+}
+
+function leftWords({ longer, shorter, atMostMs }: NonNullable<Departure["left"]>): string {
+  const counts = [longer > 0 && `${longer} longer`, shorter > 0 && `${shorter} shorter`].filter(Boolean);
+  const others = longer + shorter === 1 ? "one waits" : "ones wait";
+  return `${counts.join(" and ")} ${others} for the next worker, at most ${Math.ceil(atMostMs)} ms`;
 }
 
 function boundWords(size: number, { by, weighed }: NonNullable<Departure["bound"]>): string {

@@ -11,13 +11,13 @@ import { RateEstimate } from "../core/estimate.ts";
 import { RetryBudget, smallerBatch } from "../core/retry.ts";
 import type { Horizon } from "../core/shed.ts";
 import { ROUNDING_MS } from "../core/policy.ts";
-import type { Json } from "../core/task.ts";
-import type { ClaimedTask } from "../engine/engine.ts";
+import type { ClaimedTask, QueueView } from "../engine/engine.ts";
 import { BatchRun, LEASE_GRACE_MS, type RunParts } from "./batch-run.ts";
 import { BatchCapacity, type Departure, explained, whyItLeft } from "./capacity.ts";
 import { type Choice, Chooser, repeats, suspected } from "./chooser.ts";
 import { Forecaster } from "./forecaster.ts";
 import { type BatchOwner, InFlightBatch } from "./in-flight.ts";
+import { LengthGrouping } from "./lengths.ts";
 import type { DispatcherParts, ModelRules } from "./model-rules.ts";
 import { Pipeline } from "./pipeline.ts";
 import type { PoolWorker } from "../workers/worker.ts";
@@ -40,6 +40,7 @@ type Send = Choice<"send">;
 
 export class Dispatcher implements BatchOwner {
   readonly workers: Workers;
+  readonly lengths: LengthGrouping;
   readonly #rules: () => ModelRules;
   readonly #parts: DispatcherParts;
   readonly #runParts: RunParts;
@@ -67,7 +68,8 @@ export class Dispatcher implements BatchOwner {
     this.#parts = parts;
     this.workers = new Workers(rules().name, workers, { ...parts, limits: () => rules().health });
     this.#capacity = new BatchCapacity(rules);
-    this.#forecaster = new Forecaster(rules, this.workers, this.#capacity);
+    this.lengths = new LengthGrouping(rules, this.workers.service);
+    this.#forecaster = new Forecaster(rules, this.workers, this.#capacity, this.lengths);
     this.#budget = new RetryBudget(() => rules().retry.budget);
     this.#pipeline = new Pipeline(rules, this.workers);
     this.#runParts = {
@@ -183,6 +185,8 @@ export class Dispatcher implements BatchOwner {
     if (slot === undefined) return this.#wakeAt(usableAt, Infinity);
     const bindAt = this.#pipeline.bindAt(slot);
     const due = now >= bindAt - ROUNDING_MS;
+    // More similar ones may come until then.
+    if (!due && this.lengths.active) return this.#wakeAt(Math.min(usableAt, bindAt), Infinity);
     const at = Math.max(now, slot.batch!.expectedFreeAt);
     const next = this.#chooser.choose({ slot, now, at, early: true, fullOnly: !due });
     if (next !== undefined && isSend(next)) {
@@ -233,7 +237,7 @@ export class Dispatcher implements BatchOwner {
       bound: reason === "full" ? this.#capacity.boundOf(slot, max) : undefined,
     };
     const batch = new InFlightBatch(facts, this, now);
-    const running = this.#claimAndRun(batch, queue.parameters, departure, most);
+    const running = this.#claimAndRun(batch, queue, departure, most);
     this.#open.set(
       batch,
       running.finally(() => this.#open.delete(batch)),
@@ -243,7 +247,7 @@ export class Dispatcher implements BatchOwner {
   /** Never rejects: if the engine fails, the lease expires and its tasks are retried. */
   async #claimAndRun(
     batch: InFlightBatch,
-    parameters: Json,
+    queue: QueueView,
     departure: Omit<Departure, "size">,
     most: number,
   ): Promise<void> {
@@ -252,6 +256,9 @@ export class Dispatcher implements BatchOwner {
     const { reason } = departure;
     const why = whyItLeft({ ...departure, size: max });
     const waiting = this.#waiting();
+    const { parameters, depth } = queue;
+    const composition =
+      suspected(queue) || departure.probing ? undefined : this.lengths.composition(depth, most);
     slot.bind(batch);
     if (!early) this.#chooser.lastStartAt = startedAt;
     this.#forecaster.changed();
@@ -264,13 +271,17 @@ export class Dispatcher implements BatchOwner {
         // The batch before it may take as long.
         leaseMs: (early ? 2 * workerMs : workerMs) + LEASE_GRACE_MS,
         inProcess,
+        composition,
         batch: { id, reason, worker: slot.name, startedAt, why },
       });
       if (claimed.tasks.length > 0) this.#emptyClaims = 0;
       else this.#backOff();
       const fitted = this.#capacity.fit(claimed.tasks, slot);
       batch.tasks = fitted.taken;
-      batch.lease = batch.tasks.length === max ? claimed : explained(claimed, fitted, departure);
+      batch.lease = batch.tasks.length === max ? claimed : explained(claimed, fitted, departure, composition);
+      const shape = this.lengths.shapeOf(batch.tasks, claimed.composed);
+      batch.made(shape, this.workers.service.msOf(shape) * slot.usualRatio);
+      this.#forecaster.changed();
       // A batch kept small for a retry says nothing about later ones.
       if (!batch.tasks.some(({ attempt }) => attempt > 1))
         this.#capacity.learn(batch.tasks.length, waiting, most);
@@ -316,7 +327,10 @@ export class Dispatcher implements BatchOwner {
         const busyMs = (batch.overAt ?? clock.now()) - batch.announcedAt;
         const { name: model } = this.rules;
         const { calls } = run;
-        events.emit("batch.settled", { model, batchId, worker: slot.name, size, reason, calls, busyMs });
+        const measured =
+          batch.shape.total === 0 ? {} : { shape: batch.shape, savedMs: this.lengths.savedMs(batch.shape) };
+        const fields = { model, batchId, worker: slot.name, size, reason, calls, busyMs };
+        events.emit("batch.settled", { ...fields, ...measured });
       }
     }
   }

@@ -8,6 +8,7 @@
  */
 import { type Horizon, runMsOf } from "../core/shed.ts";
 import type { BatchCapacity } from "./capacity.ts";
+import type { LengthGrouping } from "./lengths.ts";
 import type { ModelRules } from "./model-rules.ts";
 import type { PoolWorker } from "../workers/worker.ts";
 import type { Workers } from "../workers/workers.ts";
@@ -24,11 +25,13 @@ export class Forecaster {
   readonly #rules: () => ModelRules;
   readonly #workers: Workers;
   readonly #capacity: BatchCapacity;
+  readonly #lengths: LengthGrouping;
   handoverMs = 0; // usual time from choosing a batch to its call: with a remote engine, its round trip
   #last: Horizon | undefined;
   #lastAt = -Infinity;
 
-  constructor(rules: () => ModelRules, workers: Workers, capacity: BatchCapacity) {
+  constructor(rules: () => ModelRules, workers: Workers, capacity: BatchCapacity, lengths: LengthGrouping) {
+    this.#lengths = lengths;
     this.#rules = rules;
     this.#workers = workers;
     this.#capacity = capacity;
@@ -119,7 +122,8 @@ export class Forecaster {
       batchSize: one?.size ?? tasks / batches,
       batchMs: (one?.paceMs ?? count / even) * share,
       runMs: one?.paceMs ?? runMsOf(running),
-      deviationMs: Math.max(service.deviationMs, surprise.share * meanMs) * share,
+      deviationMs: Math.max(service.spreadMs, surprise.share * meanMs) * share,
+      overtakeMs: this.#lengths.overtakeMs,
       freeAt: freeAt.sort((early, late) => early - late),
       nextUsableAt: this.#workers.nextUsableAt(now),
     };

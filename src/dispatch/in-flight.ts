@@ -16,6 +16,7 @@
  *   timeout, alarms   the turn: before that the worker ran another batch        sent
  *   service, busy     the turn if it was sent by then, otherwise begun or sent  begun, or sent where that is not reported
  */
+import { type BatchShape, unmeasured } from "../core/cost.ts";
 import type { ClaimedTask, Lease } from "../engine/engine.ts";
 import type { BatchRun } from "./batch-run.ts";
 import type { PoolWorker } from "../workers/worker.ts";
@@ -51,7 +52,8 @@ export interface BatchOwner {
 export class InFlightBatch {
   readonly id: string;
   readonly slot: PoolWorker;
-  readonly size: number;
+  readonly size: number; // asked for
+  shape: BatchShape; // written at the claim
   readonly early: boolean;
   readonly oldestAt: number;
   readonly freedAt: number | undefined;
@@ -66,7 +68,8 @@ export class InFlightBatch {
   tasks: readonly ClaimedTask[] = []; // the tasks of the lease that are sent
   run: BatchRun | undefined;
   readonly #owner: BatchOwner;
-  readonly #expectedMs: number;
+  readonly #handoverMs: number;
+  #expectedMs: number;
   readonly #reportsBegun: boolean;
   #state: BatchState = "bound";
   #reached = false;
@@ -79,6 +82,7 @@ export class InFlightBatch {
     this.id = facts.id;
     this.slot = facts.slot;
     this.size = facts.size;
+    this.shape = unmeasured(facts.size);
     this.early = this.overlapped = facts.early;
     this.exclusive = facts.exclusive;
     this.oldestAt = facts.oldestAt;
@@ -86,6 +90,7 @@ export class InFlightBatch {
     this.startedAt = now;
     this.#owner = owner;
     this.#expectedMs = facts.expectedMs;
+    this.#handoverMs = facts.handoverMs;
     this.#reportsBegun = facts.slot.worker.queues === true;
     this.expectedFreeAt = now + facts.handoverMs + facts.expectedMs;
     if (facts.early) return;
@@ -134,6 +139,13 @@ export class InFlightBatch {
     const begins = !this.early || (this.#reportsBegun ? this.#begunAt : this.#turnAt) !== undefined;
     if (event === "ran" || (begins && this.#sentAt !== undefined)) this.#start(now);
     if (event === "turn") this.run?.turned();
+  }
+
+  /** Its tasks are known now: what it is made of, and how long that should take. */
+  made(shape: BatchShape, expectedMs: number): void {
+    this.shape = shape;
+    this.#expectedMs = expectedMs;
+    this.expectedFreeAt = this.startedAt + this.#handoverMs + expectedMs;
   }
 
   /** When it will be done if its worker is free at `at`. */

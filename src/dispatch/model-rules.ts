@@ -18,6 +18,8 @@ export interface ModelRules {
   readonly maxBatchBytes?: number | undefined;
   /** Whether batches hold inputs of similar length; a list: the lengths that the model pads to. Default: `off`. */
   readonly lengths?: "auto" | "off" | readonly number[];
+  /** The longest that a task waits in its queue. Default: no limit. */
+  readonly queueMs?: number;
   readonly workerMs: number;
   /** The workers run in this process and can crash it. Default: false. */
   readonly inProcess?: boolean;

@@ -26,6 +26,7 @@
  *    client to resend, and what was accepted stays accepted.
  */
 import type { ErrorCode } from "../core/errors.ts";
+import type { LengthRange } from "../core/policy.ts";
 import type { CapacityRefusal } from "../core/shed.ts";
 import type { BatchNote, Json, Outcome, Task, TaskState } from "../core/task.ts";
 
@@ -91,6 +92,28 @@ export interface RecordView {
   readonly batch?: BatchNote;
 }
 
+/** Makes a batch of tasks of similar length (`compose` in `core/policy.ts`). */
+export interface Composition {
+  /** Tasks of each tier that are examined, in service order. */
+  readonly window: number;
+  /**
+   * How long later tasks of the tier may overtake one, from the first time. After that none does: until it has left,
+   * batches are taken in service order, or from the tasks before it.
+   */
+  readonly overtakeMs: number;
+  readonly lengthOf: (input: Json) => number;
+  /** The lengths that share a batch with the first of `lengths`. */
+  readonly choose: (lengths: readonly number[]) => LengthRange;
+}
+
+/** What a composed batch left behind, of the tasks examined. */
+export interface Composed {
+  readonly longer: number;
+  readonly shorter: number;
+  /** The longest of the batch of as many rows that service order would have made. */
+  readonly inOrder: number;
+}
+
 export interface ClaimRequest {
   readonly model: string;
   /** Only tasks with exactly these parameters. */
@@ -102,6 +125,8 @@ export interface ClaimRequest {
    * running tasks before it returns, and counts the death against them at the next start (`core/retry.ts`).
    */
   readonly inProcess?: boolean;
+  /** Absent: in service order. The first in service order is always claimed. */
+  readonly composition?: Composition | undefined;
   readonly batch: Omit<BatchNote, "size">;
 }
 
@@ -109,6 +134,8 @@ export interface ClaimedTask {
   readonly task: Task;
   readonly attempt: number;
   readonly queuedAt: number;
+  /** In tokens; 0: not measured. */
+  readonly length: number;
 }
 
 export interface Lease {
@@ -116,6 +143,8 @@ export interface Lease {
   readonly token: string;
   readonly batch: BatchNote;
   readonly tasks: readonly ClaimedTask[];
+  /** Only of a batch that was composed. */
+  readonly composed?: Composed | undefined;
 }
 
 export type Verdict = { readonly id: string } & (

@@ -1,4 +1,5 @@
 /** State read on demand, never on the request path. Covers the whole fleet, except where marked as our own. */
+import type { CostKind } from "../core/cost.ts";
 import type { CurveReading } from "../core/knee.ts";
 import type { WorkerState } from "./events.ts";
 
@@ -40,8 +41,6 @@ export interface ModelSight {
   /** Computed over useful cells of this process's measured batches, fading over a minute; undefined without any. */
   readonly paddingRatio?: number | undefined;
 }
-
-export type CostKind = "rows" | "padded" | "packed";
 
 /** As learned from settled batches (`core/cost.ts`). */
 export interface CostSight {

@@ -4,7 +4,8 @@
  * cover only workers whose lease this process holds.
  */
 import type { Alarm, Clock } from "../app/clock.ts";
-import { ServiceEstimate, SurpriseEstimate } from "../core/estimate.ts";
+import { type BatchShape, CostEstimate } from "../core/cost.ts";
+import { SurpriseEstimate } from "../core/estimate.ts";
 import { CurveEstimate } from "../core/knee.ts";
 import type { Events, WorkerState } from "../observe/events.ts";
 import type { Worker } from "./backend/backend.ts";
@@ -28,7 +29,7 @@ export type JoinOptions = Pick<PoolWorkerOptions, "predecessors" | "lease" | "dr
 
 export class Workers {
   readonly #workers: PoolWorker[] = [];
-  readonly service = new ServiceEstimate();
+  readonly service = new CostEstimate();
   readonly surprise = new SurpriseEstimate();
   /** For display only. */
   readonly curve = new CurveEstimate();
@@ -204,18 +205,18 @@ export class Workers {
     this.#changed(worker, "busy", "it answered after all");
   }
 
-  answered(worker: PoolWorker, size: number, ms: number, now: number): void {
+  answered(worker: PoolWorker, shape: BatchShape, ms: number, now: number): void {
     this.alive(worker);
     if (this.service.settled) {
-      const ratio = ms / this.service.msFor(size);
+      const ratio = ms / this.service.msOf(shape);
       this.surprise.learn(ratio / worker.usualRatio);
       worker.ratio += RATIO_WEIGHT * (ratio - worker.ratio);
       const usual = Math.min(ratio, ACCIDENT * worker.usualRatio);
       worker.usualRatio += RATIO_WEIGHT * (usual - worker.usualRatio);
     }
     if (this.slow(worker, now, "ratio")) return;
-    this.service.learn(size, ms);
-    this.curve.learn(size, ms, now);
+    this.service.learn(shape, ms);
+    this.curve.learn(shape.rows, ms, now);
   }
 
   /** It answered, whatever the reply. */

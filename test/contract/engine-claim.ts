@@ -63,7 +63,7 @@ function batches(holds: Holds): void {
     const queuedAt = stage.now;
     await stage.tick(10);
     const { tasks } = await stage.claim();
-    assert.deepEqual(tasks, [{ task, attempt: 1, queuedAt }]);
+    assert.deepEqual(tasks, [{ task, attempt: 1, queuedAt, length: 0 }]);
     assert.deepEqual(await stage.look(task.id), {
       id: task.id,
       state: "running",

@@ -1,4 +1,5 @@
 /** What counts as capacity, and when it no longer does. */
+import { unmeasured } from "../../src/core/cost.ts";
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import type { Reply, Worker } from "../../src/workers/backend/backend.ts";
@@ -178,10 +179,10 @@ test("one batch that takes five times as long makes nobody slow; several in a ro
   const { workers } = simulation.dispatcher;
   const [slot] = workers.slots;
   const now = simulation.clock.now();
-  workers.answered(slot!, 1, 500, now);
+  workers.answered(slot!, unmeasured(1), 500, now);
   assert.ok(!workers.slow(slot!, now), `${slot!.usualRatio} of the usual time`);
   assert.ok(slot!.ratio > 1.5, "admission goes by what happened");
-  for (let batch = 0; batch < 3; batch++) workers.answered(slot!, 1, 500, now);
+  for (let batch = 0; batch < 3; batch++) workers.answered(slot!, unmeasured(1), 500, now);
   assert.ok(workers.slow(slot!, now), `${slot!.usualRatio} of the usual time`);
 });
 

@@ -1,3 +1,4 @@
+import { unmeasured } from "../../src/core/cost.ts";
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import type { Lease } from "../../src/engine/engine.ts";
@@ -151,8 +152,8 @@ describe("a mixed fleet", () => {
     const [fast, slow] = simulation.dispatcher.workers.slots;
     const { workers } = simulation.dispatcher;
     const now = simulation.clock.now();
-    for (let i = 0; i < 20; i++) workers.answered(fast!, 1, 100, now);
-    for (let i = 0; i < 20; i++) workers.answered(slow!, 1, 400, now);
+    for (let i = 0; i < 20; i++) workers.answered(fast!, unmeasured(1), 100, now);
+    for (let i = 0; i < 20; i++) workers.answered(slow!, unmeasured(1), 400, now);
     assert.ok(workers.slow(slow!, now) && !workers.slow(fast!, now));
     const batches = started(simulation);
     simulation.put();

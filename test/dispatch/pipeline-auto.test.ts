@@ -1,4 +1,5 @@
 /** When `pipeline: auto` hands batches over early. */
+import { unmeasured } from "../../src/core/cost.ts";
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import type { Worker } from "../../src/workers/backend/backend.ts";
@@ -18,7 +19,7 @@ describe("auto", () => {
       clock: new VirtualClock(),
       events: new Events(),
     });
-    for (let i = 0; i < 10; i++) workers.service.learn(64, 5);
+    for (let i = 0; i < 10; i++) workers.service.learn(unmeasured(64), 5);
     const it = new Pipeline(() => ({ pipeline: mode }), workers);
     const pays = (gapMs: number): number => {
       for (let i = 0; i < 40; i++) it.learn(gapMs, 5);

@@ -1,4 +1,5 @@
 /** How exact a dispatcher's waits have to be, by what its batches take and how often they start. */
+import { unmeasured } from "../../src/core/cost.ts";
 import assert from "node:assert/strict";
 import { test } from "node:test";
 import { BatchCapacity } from "../../src/dispatch/capacity.ts";
@@ -7,9 +8,9 @@ import { simulate } from "./simulated.ts";
 
 function mayBeLateMs(workers: number, batchMs: number): number | undefined {
   const { dispatcher, rules } = simulate({ backend: { workers } });
-  for (let batch = 0; batch < 20; batch++) dispatcher.workers.service.learn(1, batchMs);
+  for (let batch = 0; batch < 20; batch++) dispatcher.workers.service.learn(unmeasured(1), batchMs);
   const capacity = new BatchCapacity(() => rules);
-  return new Forecaster(() => rules, dispatcher.workers, capacity).mayBeLateMs;
+  return new Forecaster(() => rules, dispatcher.workers, capacity, dispatcher.lengths).mayBeLateMs;
 }
 
 test("a fiftieth of a batch, where one can wait for it", () => {

@@ -2,6 +2,7 @@
  * Overload on virtual time: the goals that `predictive` is held to. S is what a batch takes (100 ms), C what
  * the workers can do; loads are in C.
  */
+import { unmeasured } from "../../src/core/cost.ts";
 import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import { poisson } from "../../src/cli/plan/workload.ts";
@@ -234,7 +235,12 @@ test("an estimate that is far too high does not lock everybody out for ever", as
   const crowd = new Crowd({ workers: 2, totalMs: 500 });
   for (let sample = 0; sample < 20; sample++) {
     for (const slot of crowd.simulation.dispatcher.workers.slots) {
-      crowd.simulation.dispatcher.workers.answered(slot, 64, 60_000, crowd.simulation.clock.now());
+      crowd.simulation.dispatcher.workers.answered(
+        slot,
+        unmeasured(64),
+        60_000,
+        crowd.simulation.clock.now(),
+      );
     }
   }
   crowd.arrive(poisson(0.7 * crowd.capacity, 30_000, 5));

@@ -13,7 +13,7 @@ import type { Outcome, Task } from "../../core/task.ts";
 import { type Spent, Windows } from "../../core/window.ts";
 import type { Events } from "../../observe/events.ts";
 import { DeadLetters, noRoomToReplay } from "./dead-letters.ts";
-import type { CancelReply, ClaimRequest, Engine, EngineLimits, EngineListener } from "../engine.ts";
+import type { CancelReply, ClaimRequest, Composed, Engine, EngineLimits, EngineListener } from "../engine.ts";
 import { neverFits } from "../engine.ts";
 import type { EngineStats, Lease, PutReply, QueueView, RecordView } from "../engine.ts";
 import type { SettleReply, Sharing, Verdict } from "../engine.ts";
@@ -280,24 +280,29 @@ export class MemoryEngine implements Engine {
     if (inside && this.#deathsStored !== undefined) await this.#deathsStored;
     const now = this.#clock.now();
     const token = `${request.batch.id}.${++this.#leases}`;
-    const live = this.#takeLive(request, now);
+    const { live, composed } = this.#takeLive(request, now);
     const batch = { ...request.batch, size: live.length };
     const tasks = live.map((record) => {
       this.#places.lease(record, token, now + request.leaseMs, batch);
       if (inside) this.#inside.add(record);
-      return { task: record.task, attempt: record.attempt, queuedAt: record.queuedAt };
+      return { task: record.task, attempt: record.attempt, queuedAt: record.queuedAt, length: record.length };
     });
     if (inside && live.length > 0) this.#keeper.running(this.#inside);
-    return { token, batch, tasks };
+    return { token, batch, tasks, composed };
   }
 
   /** Retries when all were expired: an empty lease must mean that nothing was there. */
-  #takeLive({ model, parameters, max }: ClaimRequest, now: number): TaskRecord[] {
+  #takeLive(
+    { model, parameters, max, composition }: ClaimRequest,
+    now: number,
+  ): { live: readonly TaskRecord[]; composed?: Composed } {
     for (;;) {
-      const taken = this.#places.take(model, parameters, max, now);
-      const live = taken.filter(({ expiresAt }) => now < expiresAt);
-      for (const record of taken) if (now >= record.expiresAt) this.#expire(record, now);
-      if (live.length > 0 || taken.length === 0) return live;
+      const taken = this.#places.take(model, parameters, max, now, composition);
+      if (taken === undefined || taken.records.length === 0) return { live: NOTHING };
+      const { records, composed } = taken;
+      const live = records.filter(({ expiresAt }) => now < expiresAt);
+      for (const record of records) if (now >= record.expiresAt) this.#expire(record, now);
+      if (live.length > 0) return { live, ...(composed && { composed }) };
     }
   }
 

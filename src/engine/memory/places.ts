@@ -7,9 +7,9 @@
  */
 import { Heap } from "../../core/heap.ts";
 import type { BatchNote, Json, Task } from "../../core/task.ts";
-import { MAX_GROUPS } from "../engine.ts";
+import { type Composition, MAX_GROUPS } from "../engine.ts";
 import type { EngineLimits, EngineListener, EngineStats, PutReply, QueueView } from "../engine.ts";
-import { type Group, ModelQueues } from "./queues.ts";
+import { type Group, ModelQueues, type TakenBatch } from "./queues.ts";
 import type { TaskRecord } from "./record.ts";
 
 const NOTHING: readonly never[] = [];
@@ -162,9 +162,15 @@ export class Places {
   }
 
   /** Removes one batch's records from their queue; the caller puts each into its next place at once. */
-  take(model: string, parameters: Json, max: number, now: number): readonly TaskRecord[] {
-    const taken = this.#of(model)?.take(parameters, max, now) ?? NOTHING;
-    for (const record of taken) this.#unwait(record);
+  take(
+    model: string,
+    parameters: Json,
+    max: number,
+    now: number,
+    composition?: Composition,
+  ): TakenBatch | undefined {
+    const taken = this.#of(model)?.take(parameters, max, now, composition);
+    for (const record of taken?.records ?? NOTHING) this.#unwait(record);
     return taken;
   }
 
@@ -173,6 +179,7 @@ export class Places {
     record.attempt++;
     record.batch = batch;
     record.lease = token;
+    record.overtakenUntil = 0;
     this.running++;
     this.extend(record, until);
   }

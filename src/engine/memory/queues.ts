@@ -7,12 +7,12 @@
  * group with tasks of several tenants is served on the turn of the first of them. So a tenant with a thousand groups
  * delays only itself. An arrival or departure costs O(log n) in the number of groups.
  */
-import { seatTiers } from "../../core/fair.ts";
+import { refundSeats, seatTiers } from "../../core/fair.ts";
 import { type Due, Heap } from "../../core/heap.ts";
 import { hasShare } from "../../core/share.ts";
 import { Table } from "../../core/table.ts";
 import type { Json, Task } from "../../core/task.ts";
-import { MAX_GROUPS, type QueueView } from "../engine.ts";
+import { type Composed, type Composition, MAX_GROUPS, type QueueView } from "../engine.ts";
 import { ANY_BATCH, RecordList, type TaskRecord } from "./record.ts";
 
 const FEW_GROUPS = 16; // groups that `turn` examines one by one; with more, it uses each tenant's total over all groups
@@ -98,6 +98,37 @@ export class TierQueue extends RecordList {
   /** The next record was taken: it is the next tenant's turn. */
   served(): void {
     if (this.#turn !== undefined) this.#turn = this.#turn.after;
+  }
+
+  /** The first `most` in the order in which they would be served. */
+  ahead(most: number): TaskRecord[] {
+    const found: TaskRecord[] = [];
+    if (this.#turn === undefined) {
+      for (let each = this.first; each !== undefined && found.length < most; each = each.after)
+        found.push(each);
+      return found;
+    }
+    let round: TaskRecord[] = [];
+    let row = this.#turn;
+    do {
+      round.push(row.first!);
+      row = row.after;
+    } while (row !== this.#turn && round.length < most);
+    while (round.length > 0) {
+      const next: TaskRecord[] = [];
+      for (const record of round) {
+        if (found.length === most) return found;
+        found.push(record);
+        if (record.rowAfter !== undefined) next.push(record.rowAfter);
+      }
+      round = next;
+    }
+    return found;
+  }
+
+  /** Whose turn it is: its tenant's, or after it the next tenant's. */
+  turnTo({ row }: TaskRecord, after: boolean): void {
+    if (row !== undefined) this.#turn = after ? row.after : row;
   }
 
   /** Whether this tenant has the tier for itself; if it no longer has, builds the rows. */
@@ -466,12 +497,19 @@ export class ModelQueues {
   /**
    * Removes up to `max` records of one group, tiers and tenants in fair turn. A record restricted to a small batch
    * makes this one small, or stays for the next if the batch has outgrown it. A tier with such a head goes first, or
-   * the tiers above would outgrow it every time.
+   * the tiers above would outgrow it every time. `composition`: the records of similar length, unless one has to leave.
    */
-  take(parameters: Json, max: number, now: number): TaskRecord[] {
+  take(parameters: Json, max: number, now: number, composition?: Composition): TakenBatch {
     const group = this.#groups.get(parameters);
-    if (group === undefined || group.depth === 0) return [];
+    if (group === undefined || group.depth === 0) return NOTHING_TAKEN;
     const { owner } = group;
+    const composed = composition && group.depth > 1 ? this.#compose(group, max, now, composition) : undefined;
+    const taken = composed === undefined ? this.#inOrder(group, max) : composed.records;
+    if (this.#orders !== undefined && owner !== undefined) this.#served(group, owner, now);
+    return composed ?? { records: taken };
+  }
+
+  #inOrder(group: Group, max: number): TaskRecord[] {
     const seats = seatTiers(
       max,
       group.tiers.map((list) => list.size),
@@ -498,8 +536,97 @@ export class ModelQueues {
         taken.push(record);
       }
     }
-    if (this.#orders !== undefined && owner !== undefined) this.#served(group, owner, now);
     return taken;
+  }
+
+  /**
+   * Removes up to `max` records of similar length. In each tier the first `window` in service order are examined. The
+   * first of the best tier with a seat leads, or the first of a lower tier that had a seat and has been passed over for
+   * half of its time. Seats go to tiers as in any batch; those that a tier has no similar record for go to the others,
+   * best first, but to none below the first that waits when a lower tier leads. Passed-over tenants keep their turn.
+   *
+   * Undefined: the batch is to be taken in service order, because of a record restricted to a small batch or one that
+   * none may overtake any more.
+   */
+  #compose(
+    group: Group,
+    max: number,
+    now: number,
+    { window, overtakeMs, lengthOf, choose }: Composition,
+  ): (TakenBatch & { readonly composed: Composed }) | undefined {
+    const { tiers, credits } = group;
+    const creditsBefore = [...credits];
+    const depths = tiers.map(({ size }) => size);
+    const seats = seatTiers(max, depths, credits);
+    const inOrder = (): undefined => {
+      for (const [tier, credit] of creditsBefore.entries()) credits[tier] = credit;
+    };
+    const best = group.tier;
+    const first = seats.findIndex((count) => count > 0);
+    let lead: { readonly record: TaskRecord; readonly tier: number } | undefined;
+    const windows: TaskRecord[][] = [];
+    const lengths: number[] = [];
+    for (const [tier, queue] of tiers.entries()) {
+      const head = queue.next;
+      const records = (windows[tier] = head === undefined ? [] : queue.ahead(window));
+      if (head === undefined) continue;
+      if (head.maxBatchSize < max && seats[tier]! > 0) return inOrder();
+      const mustLeave = records.findIndex(({ overtakenUntil: until }) => until !== 0 && until <= now);
+      if (mustLeave >= 0 && mustLeave < seats[tier]!) return inOrder();
+      if (mustLeave >= 0) records.length = mustLeave + 1;
+      const waitsLong = head.overtakenUntil !== 0 && head.overtakenUntil - now < overtakeMs / 2;
+      if (tier === first || (waitsLong && seats[tier]! > 0 && lead?.tier === first))
+        lead = { record: head, tier };
+      for (const record of records) {
+        if (record.length === 0) record.length = lengthOf(record.task.input);
+        lengths.push(record.length);
+      }
+    }
+    const leads = lengths.indexOf(lead!.record.length);
+    [lengths[0], lengths[leads]] = [lengths[leads]!, lengths[0]!];
+    const range = choose(lengths);
+    const fits = ({ length, maxBatchSize }: TaskRecord): boolean =>
+      length >= range.least && length <= range.most && maxBatchSize === ANY_BATCH;
+    // The leader goes first: it has its seat also where the better tiers could fill the batch.
+    const chosen = new Set([lead!.record]);
+    const used = tiers.map((_, tier) => (tier === lead!.tier ? 1 : 0));
+    for (const shares of [seats, depths]) {
+      for (const [tier, records] of windows.entries()) {
+        if (shares === depths && lead!.tier > best && tier > best) break;
+        for (const record of records) {
+          if (chosen.size === max || used[tier]! >= shares[tier]!) break;
+          if (chosen.has(record) || !fits(record)) continue;
+          chosen.add(record);
+          used[tier]!++;
+        }
+      }
+    }
+    let [longer, shorter, ordinal, longest] = [0, 0, 0, 0];
+    for (const [tier, records] of windows.entries()) {
+      const last = records.findLastIndex((record) => chosen.has(record));
+      let passed: TaskRecord | undefined;
+      for (const [at, record] of records.entries()) {
+        if (ordinal++ < chosen.size) longest = Math.max(longest, record.length);
+        if (chosen.has(record)) continue;
+        if (record.length > range.most) longer++;
+        else if (record.length < range.least) shorter++;
+        // Behind the last that left, only one that had a seat and is unlike the leader of another tier.
+        if (at > last && (tier === lead!.tier || used[tier]! >= seats[tier]! || passed !== undefined))
+          continue;
+        passed ??= record;
+        record.overtakenUntil ||= now + overtakeMs;
+      }
+      const queue = tiers[tier]!;
+      for (let at = 0; at <= last; at++) {
+        const record = records[at]!;
+        if (!chosen.has(record)) continue;
+        queue.turnTo(record, true);
+        this.remove(record);
+      }
+      if (passed !== undefined) queue.turnTo(passed, false);
+    }
+    refundSeats(max, depths, creditsBefore, credits, used);
+    return { records: [...chosen], composed: { longer, shorter, inOrder: longest } };
   }
 
   #served(group: Group, owner: Owner, now: number): void {
@@ -509,6 +636,14 @@ export class ModelQueues {
     this.#orders![owner.tier]!.moved(owner);
   }
 }
+
+/** Records that left their queue together. */
+export interface TakenBatch {
+  readonly records: readonly TaskRecord[];
+  readonly composed?: Composed;
+}
+
+const NOTHING_TAKEN: TakenBatch = { records: [] };
 
 function* servingOrder(orders: readonly TierOrder[], perTier: number): Generator<Group, void> {
   for (const order of orders) yield* order.groups(perTier);

@@ -38,6 +38,8 @@ export class TaskRecord implements RecordView, Due {
   joins = 0; // callers that share this record through their content, besides the first
   keys: readonly NonNullable<Sharing["idempotency"]>[] = NO_KEYS; // Idempotency-Keys that point here
   maxBatchSize = ANY_BATCH;
+  length = 0; // in tokens; 0: not measured
+  overtakenUntil = 0; // later tasks overtook it, and may do so until then; 0: none did
   lost = 0; // expired leases
   deaths = 0; // how often the process died while it ran there; survives restarts. From the first on it runs alone.
   overdue = false; // it was put back once because its batch was overdue

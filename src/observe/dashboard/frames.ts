@@ -9,7 +9,7 @@
  */
 import type { DispatchReason } from "../../core/task.ts";
 import type { ShedReason, WorkerState } from "../events.ts";
-import type { CostKind } from "../sight.ts";
+import type { CostKind } from "../../core/cost.ts";
 
 export const HISTORY_SECONDS = 900;
 /** Batch sizes are shown in this many steps: the n-th holds those up to n/8 of `maxBatchSize`. */

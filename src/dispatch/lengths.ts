@@ -1,0 +1,126 @@
+/**
+ * Whether a model's batches are made of inputs of similar length, and by which rules. With `lengths: auto` they are
+ * while the model is seen to pad (`core/cost.ts`). Until that is known, some full batches are made of one length, so
+ * that batches of different lengths can be compared.
+ *
+ * A task is examined once it is among the next WINDOW batches, and may be overtaken for
+ *
+ *   overtakeMs = min( queueMs / 4, max( maxWaitMs, WINDOW · time of a full batch of the longest inputs of late ) )
+ */
+import { type BatchShape, type CostEstimate, unmeasured } from "../core/cost.ts";
+import { compose, type LengthRange } from "../core/policy.ts";
+import type { Json } from "../core/task.ts";
+import { estimateTokens } from "../core/weight.ts";
+import type { ClaimedTask, Composed, Composition } from "../engine/engine.ts";
+import type { ModelRules } from "./model-rules.ts";
+
+const WINDOW = 8; // batches
+const MAX_WINDOW = 2048; // tasks: bounds the cost of a choice
+const QUEUE_SHARE = 1 / 4;
+const LONGEST_DECAY = 0.99; // per batch
+const EXPLORE_EVERY = 4; // one in this many full batches, while undecided
+const ALIKE = 1.5; // longest over shortest input of such a batch
+const MEASURE_EVERY = 16; // one in this many batches, where the time does not follow lengths
+const LONG_TEXT = 16_384; // characters; of longer inputs the length is extrapolated from these
+
+export class LengthGrouping {
+  readonly #rules: () => ModelRules;
+  readonly #cost: CostEstimate;
+  readonly #lengthOf = lengthOf;
+  #batches = 0;
+  #explored = 0;
+  #longest = 1; // of late, decaying
+
+  constructor(rules: () => ModelRules, cost: CostEstimate) {
+    this.#rules = rules;
+    this.#cost = cost;
+  }
+
+  /** Whether batches are made of similar lengths now. */
+  get active(): boolean {
+    const { lengths = "off" } = this.#rules();
+    this.#cost.assumePadded = typeof lengths === "object";
+    return lengths !== "off" && this.#cost.kind === "padded";
+  }
+
+  /** How long a task may be overtaken because of its length; 0: not at all. */
+  get overtakeMs(): number {
+    return this.active ? this.#overtakeMs : 0;
+  }
+
+  get #overtakeMs(): number {
+    const { queueMs = Infinity, limits } = this.#rules();
+    const { maxBatchSize, maxWaitMs } = limits;
+    const rows = { rows: maxBatchSize, longest: this.#longest, total: maxBatchSize * this.#longest };
+    const fullMs = this.#cost.msOf({ ...rows, inOrder: this.#longest });
+    return Math.min(QUEUE_SHARE * queueMs, Math.max(maxWaitMs, WINDOW * fullMs));
+  }
+
+  /** How to choose from `depth` tasks for a worker that takes `most`; undefined: in order of service. */
+  composition(depth: number, most: number): Composition | undefined {
+    const { active } = this;
+    if (!active && !this.#explores(depth, most)) return undefined;
+    return {
+      window: Math.min(MAX_WINDOW, WINDOW * most),
+      overtakeMs: this.#overtakeMs,
+      lengthOf: this.#lengthOf,
+      choose: active ? (lengths) => this.#choose(lengths, most) : ([lead]) => similarTo(lead!),
+    };
+  }
+
+  #explores(depth: number, most: number): boolean {
+    const { lengths = "off" } = this.#rules();
+    if (lengths === "off" || depth < most || most < 2 || !this.#cost.undecided) return false;
+    return ++this.#explored % EXPLORE_EVERY === 0;
+  }
+
+  #choose(lengths: readonly number[], most: number): LengthRange {
+    const { lengths: classes } = this.#rules();
+    if (typeof classes !== "object") return compose(lengths, most, this.#cost);
+    const padded = lengths.map((length) => paddedTo(classes, length));
+    const range = compose(padded, most, this.#cost);
+    return { least: (classes.findLast((each) => each < range.least) ?? 0) + 1, most: range.most };
+  }
+
+  /** `composed`: how the batch was chosen, if not in order of service. */
+  shapeOf(tasks: readonly ClaimedTask[], composed: Composed | undefined): BatchShape {
+    const rows = tasks.length;
+    const { kind, undecided } = this.#cost;
+    const measured =
+      composed !== undefined || kind !== "rows" || undecided || this.#batches++ % MEASURE_EVERY === 0;
+    if (!measured) return unmeasured(rows);
+    let [longest, total] = [1, 0];
+    for (const { task, length } of tasks) {
+      const tokens = length === 0 ? this.#lengthOf(task.input) : length;
+      longest = Math.max(longest, tokens);
+      total += tokens;
+    }
+    const { lengths } = this.#rules();
+    const classes = typeof lengths === "object" ? lengths : [];
+    this.#longest = Math.max(longest, LONGEST_DECAY * this.#longest);
+    const inOrder = paddedTo(classes, Math.max(1, composed?.inOrder ?? longest));
+    return { rows, longest: paddedTo(classes, longest), total, inOrder };
+  }
+
+  /** Expected time of the batch of as many rows in order of arrival, minus that of this one. */
+  savedMs(shape: BatchShape): number | undefined {
+    if (shape.total === 0 || this.#cost.kind !== "padded") return undefined;
+    return this.#cost.msOf({ ...shape, longest: shape.inOrder }) - this.#cost.msOf(shape);
+  }
+}
+
+function similarTo(length: number): LengthRange {
+  return { least: Math.ceil(length / ALIKE), most: Math.floor(length * ALIKE) };
+}
+
+/** The first class that holds it; longer than all: its own length. */
+function paddedTo(classes: readonly number[], length: number): number {
+  return classes.find((each) => each >= length) ?? length;
+}
+
+function lengthOf(input: Json): number {
+  if (input.length <= LONG_TEXT) return estimateTokens(input);
+  const array = input.startsWith("[");
+  const head = input.slice(0, array ? input.lastIndexOf(",", LONG_TEXT) : LONG_TEXT);
+  return Math.ceil((estimateTokens(head + (array ? "]" : '"')) * input.length) / Math.max(1, head.length));
+}
