@@ -128,7 +128,8 @@ export class CostEstimate implements ServiceCurve {
   #kind: CostKind = "rows";
   #measured = 0;
   #contrasts = 0;
-  #longest = 0; // usual longest of a batch, and the largest of late
+  #most = 0; // rows of the largest batch
+  #longest = 0; // usual longest input of large batches
   #cells = 0; // means of rows, rows × longest and tokens of measured batches
   #tokens = 0;
   #rows = 0;
@@ -210,8 +211,7 @@ export class CostEstimate implements ServiceCurve {
     if (total === 0) return;
     this.#measured++;
     const weight = Math.max(WEIGHT, 1 / this.#measured);
-    if (longest * 2 <= this.#longest || longest >= 2 * this.#longest) this.#contrasts++;
-    this.#longest += weight * (longest - this.#longest);
+    this.#contrast(rows, longest, weight);
     this.#rows += weight * (rows - this.#rows);
     this.#cells += weight * (rows * longest - this.#cells);
     this.#tokens += weight * (total - this.#tokens);
@@ -220,6 +220,16 @@ export class CostEstimate implements ServiceCurve {
     for (const kind of ["rows", "padded", "packed"] as const)
       this.#fits[kind].learn(featuresOf(kind, shape), sample, judged);
     if (this.#measured >= LEAST_SAMPLES) this.#decide();
+  }
+
+  /** Only batches of at least half the most rows: single inputs cost the same padded and packed. */
+  #contrast(rows: number, longest: number, weight: number): void {
+    if (rows >= 2 * this.#most) this.#contrasts = this.#longest = 0;
+    this.#most = Math.max(this.#most, rows);
+    if (rows * 2 < this.#most) return;
+    if (this.#longest === 0) this.#longest = longest;
+    if (longest * 2 <= this.#longest || longest >= 2 * this.#longest) this.#contrasts++;
+    this.#longest += weight * (longest - this.#longest);
   }
 
   #decide(): void {
