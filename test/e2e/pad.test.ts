@@ -13,7 +13,7 @@ import {
   OipServer,
 } from "../gateway/protocol/oip-service.ts";
 import { exactly, HEADER, readMessage, type Tensor, writeMessage } from "../gateway/protocol/servers/oip.ts";
-import { Ferry } from "./harness.ts";
+import { type Config, Ferry, reloadConfig } from "./harness.ts";
 
 const PAD_TOKEN = 1;
 const WIDTH = 8;
@@ -150,6 +150,27 @@ describe("tensors of different length over HTTP", () => {
     const lengths = new Set((await server.calls()).map(([, length]) => length));
     for (const length of lengths) assert.ok([8, 16, 32].includes(length) || length > 32, `${length}`);
     assert.ok(lengths.has(8) && lengths.has(32));
+  });
+
+  test("a reload changes how rows are padded while requests wait: nothing is mixed up", async () => {
+    await using server = await python();
+    const backend = { kind: "http", protocol: "oip-v2", workers: [`${server.url}/v2/models/encoder/infer`] };
+    const config = (pad: object): Config => ({
+      models: [{ name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, pad: { ...PAD, ...pad } }],
+    });
+    await using ferry = await Ferry.start(config({}));
+    const rounds: Promise<void>[] = [];
+    for (const [round, pad] of [
+      { outputs: ["hidden"] },
+      {},
+      { outputs: ["hidden"], inputs: ["input_ids"] },
+    ].entries()) {
+      rounds.push(askAll(ferry, round * CALLERS));
+      await reloadConfig(ferry, config(pad));
+    }
+    await Promise.all(rounds);
+    // Only the ids are padded now: masks of different length keep rows apart.
+    await Promise.all([ask(ferry, 900, 1, 3, true), ask(ferry, 901, 1, 3, true)]);
   });
 
   test("a model whose output has the wrong length: an error for each, and nothing of another", async () => {
