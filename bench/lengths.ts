@@ -199,24 +199,32 @@ async function run({ rate, mix, lengths, seed, admission = "off" }: Trial): Prom
   };
 }
 
-/** Tasks are numbered in order of arrival; there is one tier and one tenant. */
+/**
+ * How long later tasks went on leaving before a waiting one: from the first that did to the last. What comes after that
+ * is waiting in turn. Tasks are numbered in order of arrival; there is one tier and one tenant.
+ */
 class Overtaking {
   /** Where the highest number that has left rose: to what, and when. */
   readonly #numbers: number[] = [];
   readonly #times: number[] = [];
+  /** The highest of each batch, and when it left. */
+  readonly #batches: { readonly highest: number; readonly at: number }[] = [];
   longestMs = 0;
 
-  leave(tasks: readonly { readonly id: string }[], now: number): void {
-    let highest = this.#numbers.at(-1) ?? 0;
+  leave(tasks: readonly { readonly id: string }[], at: number): void {
+    let highest = 0;
     for (const { id } of tasks) {
       const number = Number(id.slice("task-".length));
-      const since = this.#firstAbove(number);
-      if (since !== undefined) this.longestMs = Math.max(this.longestMs, now - since);
       highest = Math.max(highest, number);
+      const first = this.#firstAbove(number);
+      if (first === undefined) continue;
+      const last = this.#batches.findLast((batch) => batch.highest > number)!.at;
+      this.longestMs = Math.max(this.longestMs, last - first);
     }
-    if (highest === this.#numbers.at(-1)) return;
+    this.#batches.push({ highest, at });
+    if (highest <= (this.#numbers.at(-1) ?? 0)) return;
     this.#numbers.push(highest);
-    this.#times.push(now);
+    this.#times.push(at);
   }
 
   #firstAbove(number: number): number | undefined {

@@ -109,9 +109,9 @@ export class Report implements Inside, Sight {
     const { clock, dispatchers, tally } = this.#parts;
     const now = clock.now();
     return dispatchers.map((dispatcher) => {
-      const { rules, workers } = dispatcher;
+      const { rules } = dispatcher;
       const { maxBatchSize } = rules.limits;
-      const curve = curveReport(rules.name, maxBatchSize, workers.curve.read(maxBatchSize, now));
+      const curve = curveReport(rules.name, maxBatchSize, curveOf(dispatcher, now));
       const { kind, baseMs, perRowMs, perTokenMs, grouped } = costOf(dispatcher);
       const ratio = tally.paddingRatio(rules.name);
       return {
@@ -146,7 +146,7 @@ export class Report implements Inside, Sight {
         workers: workers.get(name) ?? [],
         healthy,
         utilization,
-        curve: own?.workers.curve.read(maxBatchSize, now),
+        curve: own && curveOf(own, now),
         cost: own && costOf(own),
         paddingRatio: tally.paddingRatio(name),
         ...this.#load(sums, now),
@@ -274,6 +274,12 @@ function workerReport(worker: WorkerBeat): WorkerReport {
     ...(load !== undefined && { load }),
     ...(down && { down: { why: down.why, retry_in_ms: down.retryInMs } }),
   };
+}
+
+/** Where a batch's time follows its lengths, its size alone shows no knee. */
+function curveOf({ rules, workers }: Dispatcher, now: number): CurveReading {
+  const reading = workers.curve.read(rules.limits.maxBatchSize, now);
+  return workers.service.kind === "rows" ? reading : { points: reading.points, knee: undefined, hint: "" };
 }
 
 function costOf({ workers, lengths }: Dispatcher): CostSight {
