@@ -12,8 +12,9 @@
  * more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits and no worker of the fleet is idle, each
- * batcher takes its share of all that waits, by pace: tiers and tenants are served in turn from a pool, not from a
- * stream.
+ * batcher takes its share of all that waits, by pace: tiers and tenants are served in turn, and batches of similar
+ * length made, from a pool, not from a stream. One that holds more than its share leaves new entries to the others, for
+ * AHEAD_MS.
  *
  * Its lease is its `alive:` key, renewed each third of `leaseMs`. A batcher whose key is gone is dead: any other takes
  * its pending entries over (XPENDING, XCLAIM). Tasks that ran there are charged with the loss (`core/retry.ts`),
