@@ -37,6 +37,7 @@ const OFF = 0.8;
 const GOOD_ENOUGH = 0.0025; // mean squared relative error: `rows` is within 5 %
 const CLEARER = 0.8; // `padded` and `packed` replace each other below this share of the other's error
 const CONTRASTS = 12; // batches of half or twice the usual longest that are enough to decide
+const UNLIKE = 1.2; // computed over useful cells of batches of unlike inputs
 const CLIP = 4;
 const LEAST_MS = 0.1;
 const WEIGHT = 0.05;
@@ -159,9 +160,10 @@ export class CostEstimate implements ServiceCurve {
     return this.#line.settled;
   }
 
-  /** Whether batches of other lengths are needed to learn what their time follows. */
+  /** Whether inputs differ in length, and batches of other lengths are needed to learn what their time follows. */
   get undecided(): boolean {
-    return this.#kind === "rows" && this.#contrasts < CONTRASTS;
+    if (this.#kind !== "rows" || this.#contrasts >= CONTRASTS) return false;
+    return this.#measured < LEAST_SAMPLES || this.paddingRatio > UNLIKE;
   }
 
   /** Mean deviation of batches from `msOf`. */
