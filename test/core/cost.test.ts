@@ -50,6 +50,15 @@ describe("the cost of a batch", () => {
     }
   });
 
+  test("single inputs of any length leave it undecided what full batches follow", () => {
+    const cost = new CostEstimate();
+    const single = (longest: number): BatchShape => ({ rows: 1, longest, total: longest, inOrder: longest });
+    for (let count = 0; count < 40; count++) cost.learn(single(count % 2 === 0 ? 10 : 400), 10);
+    assert.equal(cost.undecided, false);
+    cost.learn({ rows: 64, longest: 400, total: 4000, inOrder: 400 }, 20);
+    assert.equal(cost.undecided, true);
+  });
+
   test("when lengths no longer explain it, it finds out again", () => {
     const cost = new CostEstimate();
     const random = new Random(1);
