@@ -206,7 +206,10 @@ test("what a gateway lets in by: the sum of what counts, free times spread over 
   const { clock, fleet, report } = gateway([MODEL]);
   const outlook = new FleetOutlook(fleet, MODEL);
   // The others are of a version that does not report it.
-  const b1 = member({ ...others[0]!, models: [{ ...model, capacity: { ...model.capacity, overtakeMs: 150 } }] });
+  const b1 = member({
+    ...others[0]!,
+    models: [{ ...model, capacity: { ...model.capacity, overtakeMs: 150 } }],
+  });
   fleet.hear({ held: [], giveBack: [], unheld: [], members: others.with(0, b1) });
   const now = clock.now();
   assert.deepEqual(outlook.horizon(now), {
