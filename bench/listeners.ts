@@ -114,6 +114,8 @@ const kinds: { readonly [Name in EventName]?: Make<Name> } = {
     reason: "idle",
     calls: 1,
     busyMs: 100,
+    shape: { rows: size, longest: 96, total: 90 * size, inOrder: 412 },
+    savedMs: 31,
   }),
 };
 const names = Object.keys(kinds) as EventName[];

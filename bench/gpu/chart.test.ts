@@ -95,7 +95,7 @@ void test("a run of which the card's own pace is not known is left out", () => {
 void test("of inputs that differ in length: sorted ones are the full width", () => {
   const mixed = section("mixed", {
     "card, sorted, full batches of 64": 19_000,
-    "card, in order of arrival, full batches of 64": 4000,
+    "card, in order of arrival, batches of 64": 4000,
     "Ferry, lengths: auto, saturated": 15_200,
     "Ferry, lengths: off, saturated": 3800,
   });

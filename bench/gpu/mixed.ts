@@ -90,7 +90,9 @@ export async function studyMixed(
   const bounds: Bound[] = [];
   for (let run = 0; run < runs; run++) {
     bounds.push(await bound(subject, place));
-    place.tell(`sorted ${inOneLine(bounds[run]!.sorted)}; in order ${inOneLine(bounds[run]!.in_order)}`);
+    const { sorted, in_order } = bounds[run]!;
+    const inOrder = in_order.map((each) => `${each.size} in order ${inOneLine(each)}`);
+    place.tell(`sorted ${inOneLine(sorted)}; ${inOrder.join("; ")}`);
     const arms = run % 2 === 0 ? [off, auto] : [auto, off];
     await using servers = new AsyncDisposableStack();
     const started = await Promise.all(
@@ -157,13 +159,15 @@ function describe(
     over(`card, sorted, full batches of ${BATCH}`, bounds, ({ sorted }) => sorted.per_second, "req/s"),
     over("  GPU had a batch", bounds, ({ sorted }) => 100 * (sorted.busy ?? NaN), "%"),
     over("  computed over useful cells", bounds, ({ sorted }) => sorted.padding, "ratio"),
-    over(
-      `card, in order of arrival, full batches of ${BATCH}`,
-      bounds,
-      (b) => b.in_order.per_second,
-      "req/s",
-    ),
-    over("  computed over useful cells", bounds, (b) => b.in_order.padding, "ratio"),
+    ...bounds[0]!.in_order.flatMap(({ size }, at) => [
+      over(
+        `card, in order of arrival, batches of ${size}`,
+        bounds,
+        (b) => b.in_order[at]!.per_second,
+        "req/s",
+      ),
+      over("  computed over useful cells", bounds, (b) => b.in_order[at]!.padding, "ratio"),
+    ]),
     over("tokens per input", bounds, ({ tokens }) => tokens, "count"),
     over("graphs recorded in", bounds, ({ recorded_s }) => recorded_s, "s"),
   );
@@ -181,9 +185,11 @@ function describe(
   const pairs = auto.saturated.map((run, at) => ({
     gain: run.rate / off.saturated[at]!.rate,
     ofBound: run.rate / bounds[at]!.sorted.per_second,
+    ofBlind: run.rate / Math.max(...bounds[at]!.in_order.map(({ per_second }) => per_second)),
   }));
   found.figures.push(
     over("grouped against lengths: off, saturated", pairs, ({ gain }) => gain, "ratio", ">=", LEAST_GAIN),
+    over("  against the card in order of arrival, best size", pairs, ({ ofBlind }) => ofBlind, "ratio"),
     over("grouped of the card's, sorted", pairs, ({ ofBound }) => ofBound, "ratio", ">=", LEAST_OF_BOUND),
   );
   const [ofOff, ofAuto] = [off, auto].map(({ low }) => low.map(({ latency }) => latency.percentileMs(99)));
@@ -243,6 +249,6 @@ function padding(runs: readonly Run[]): ReturnType<typeof over>[] {
   ].filter(({ value }) => !Number.isNaN(value));
 }
 
-function inOneLine({ per_second, ms, padding }: Bound["sorted"]): string {
-  return `${format(per_second, "req/s")}, ${ms.toFixed(2)} ms a batch, computed over useful ${padding.toFixed(2)}`;
+function inOneLine({ per_second, ms, padding: cells }: Bound["sorted"]): string {
+  return `${format(per_second, "req/s")}, ${ms.toFixed(2)} ms a batch, computed over useful ${cells.toFixed(2)}`;
 }

@@ -46,7 +46,8 @@ export interface Bound {
   /** Between an input's vector alone and in a batch; null without a model. */
   readonly difference: number | null;
   readonly sorted: Paced;
-  readonly in_order: Paced;
+  /** By the number of inputs in a batch. */
+  readonly in_order: readonly (Paced & { readonly size: number })[];
   /** Mean length. */
   readonly tokens: number;
 }

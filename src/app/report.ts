@@ -10,7 +10,7 @@ import { type Fleet, heldWorkers, thousandths } from "../workers/fleet/fleet.ts"
 import type { WorkerBeat } from "../workers/fleet/registry.ts";
 import type { CurveReport, Inside, WorkerDesk, WorkerReport } from "../gateway/admin.ts";
 import type { ScalingLoop, ScalingReport } from "../workers/scaling.ts";
-import type { ModelSight, ProcessSight, Sight, WorkerSight } from "../observe/sight.ts";
+import type { CostSight, ModelSight, ProcessSight, Sight, WorkerSight } from "../observe/sight.ts";
 import type { Tally } from "../observe/tally.ts";
 
 /** `batcher`: the owner in a fleet; "" while the worker changes owner. */
@@ -106,10 +106,25 @@ export class Report implements Inside, Sight {
   }
 
   curves(): CurveReport[] {
-    const now = this.#parts.clock.now();
-    return this.#parts.dispatchers.map(({ rules, workers }) => {
+    const { clock, dispatchers, tally } = this.#parts;
+    const now = clock.now();
+    return dispatchers.map((dispatcher) => {
+      const { rules } = dispatcher;
       const { maxBatchSize } = rules.limits;
-      return curveReport(rules.name, maxBatchSize, workers.curve.read(maxBatchSize, now));
+      const curve = curveReport(rules.name, maxBatchSize, curveOf(dispatcher, now));
+      const { kind, baseMs, perRowMs, perTokenMs, grouped } = costOf(dispatcher);
+      const ratio = tally.paddingRatio(rules.name);
+      return {
+        ...curve,
+        cost: {
+          kind,
+          base_ms: millionths(baseMs),
+          per_row_ms: millionths(perRowMs),
+          per_token_ms: millionths(perTokenMs),
+          padding_ratio: ratio === undefined ? null : thousandths(ratio),
+          grouped,
+        },
+      };
     });
   }
 
@@ -131,7 +146,8 @@ export class Report implements Inside, Sight {
         workers: workers.get(name) ?? [],
         healthy,
         utilization,
-        curve: own?.workers.curve.read(maxBatchSize, now),
+        curve: own && curveOf(own, now),
+        cost: own && costOf(own),
         paddingRatio: tally.paddingRatio(name),
         ...this.#load(sums, now),
       };
@@ -260,7 +276,27 @@ function workerReport(worker: WorkerBeat): WorkerReport {
   };
 }
 
-function curveReport(name: string, maxBatchSize: number, { points, knee, hint }: CurveReading): CurveReport {
+/** Where a batch's time follows its lengths, its size alone shows no knee. */
+function curveOf({ rules, workers }: Dispatcher, now: number): CurveReading {
+  const reading = workers.curve.read(rules.limits.maxBatchSize, now);
+  return workers.service.kind === "rows" ? reading : { points: reading.points, knee: undefined, hint: "" };
+}
+
+function costOf({ workers, lengths }: Dispatcher): CostSight {
+  const { kind, baseMs, perRowMs, perTokenMs } = workers.service;
+  return { kind, baseMs, perRowMs, perTokenMs, grouped: lengths.active };
+}
+
+/** A token may take less than a microsecond. */
+function millionths(ms: number): number {
+  return Math.round(ms * 1e6) / 1e6;
+}
+
+function curveReport(
+  name: string,
+  maxBatchSize: number,
+  { points, knee, hint }: CurveReading,
+): Omit<CurveReport, "cost"> {
   const at = ({ size, ms, perSecond }: Throughput): { size: number; ms: number; per_second: number } => ({
     size,
     ms: thousandths(ms),

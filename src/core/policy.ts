@@ -152,6 +152,8 @@ export interface PaddedCost {
 }
 
 const CLASSES = 8 * 32; // eight to a doubling
+/** All leave at once below this share of the time of two batches: the second could still be joined by others. */
+const TOGETHER = 0.9;
 
 /**
  * Which lengths share a batch with the first of `lengths`, which leads it: the range around it that does the most work
@@ -160,8 +162,8 @@ const CLASSES = 8 * 32; // eight to a doubling
  *   work of a task  = perRow + length · perToken + base / max      its cost in a full batch of its own length
  *   value of a range = Σ work / (base + n · (perRow + longest · perToken)),   n = min(tasks in it, max)
  *
- * A full batch of one length has the value 1, the most there is. With few tasks the base weighs most and unlike ones go
- * together; with many, each batch is made of like ones. The leader is always in it, so the order of service decides
+ * A full batch of one length has the value 1, the most there is. Where everything that waits would fit into one batch
+ * in less time than that range and the rest after it, all leave at once. The leader is always in it, so the order of service decides
  * when a task leaves at the latest, and this only who joins it.
  */
 export function compose(lengths: readonly number[], max: number, cost: PaddedCost): LengthRange {
@@ -170,19 +172,19 @@ export function compose(lengths: readonly number[], max: number, cost: PaddedCos
   const { counts, totals, longest } = classes;
   const lead = classOf(lengths[0]!);
   const share = perRowMs + baseMs / max;
-  let best = { value: -1, low: lead, high: lead };
+  const msOf = (rows: number, most: number): number => baseMs + rows * (perRowMs + most * perTokenMs);
+  let best = { value: -1, low: lead, high: lead, count: 0 };
   let [above, aboveTokens] = [0, 0]; // tasks in the classes from the leader's up to `high`
   for (let high = lead; high <= classes.last; high++) {
     if (counts[high] === 0) continue;
     above += counts[high]!;
     aboveTokens += totals[high]!;
     let [count, tokens] = [above, aboveTokens];
-    const rowMs = perRowMs + perTokenMs * longest[high]!;
     for (let low = lead; ;) {
       const rows = Math.min(count, max);
       const work = (rows / count) * (count * share + tokens * perTokenMs);
-      const value = work / (baseMs + rows * rowMs);
-      if (value > best.value) best = { value, low, high };
+      const value = work / msOf(rows, longest[high]!);
+      if (value > best.value) best = { value, low, high, count };
       if (count >= max) break;
       do low--;
       while (low >= classes.first && counts[low] === 0);
@@ -192,7 +194,16 @@ export function compose(lengths: readonly number[], max: number, cost: PaddedCos
     }
     if (above >= max) break;
   }
-  return { least: leastOf(best.low), most: longest[best.high]! };
+  const { low, high, count } = best;
+  const rest = lengths.length - count;
+  if (lengths.length <= max && rest > 0) {
+    const longestLeft =
+      high < classes.last ? longest[classes.last]! : longest.findLast((most, at) => at < low && most > 0)!;
+    const all = msOf(lengths.length, longest[classes.last]!);
+    if (all <= TOGETHER * (msOf(count, longest[high]!) + msOf(rest, longestLeft)))
+      return { least: 1, most: longest[classes.last]! };
+  }
+  return { least: leastOf(low), most: longest[high]! };
 }
 
 interface LengthClasses {

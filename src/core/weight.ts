@@ -1,6 +1,6 @@
 /**
  * A task's weight in its batch: estimated tokens, and exact bytes (UTF-8 of the input's JSON text). The token estimate
- * needs no tokenizer: one pass, no parsing, no allocation; at least 1.
+ * needs no tokenizer: no parsing, no allocation; at least 1.
  *
  *   an array of integers    its elements: they are tokens already
  *   a row of tensors        its length, where it has one: the dimension along which it is padded (`tensor.ts`)
@@ -14,21 +14,20 @@
 import type { Json } from "./task.ts";
 import { tensorRowLength } from "./tensor.ts";
 
-const [TAB, NEWLINE, RETURN, SPACE] = [0x09, 0x0a, 0x0d, 0x20];
-const [QUOTE, COMMA, MINUS, BACKSLASH, OPEN, CLOSE] = [0x22, 0x2c, 0x2d, 0x5c, 0x5b, 0x5d];
-const [ZERO, NINE, SMALL_U] = [0x30, 0x39, 0x75];
+const [QUOTE, BACKSLASH, OPEN, SMALL_U] = [0x22, 0x5c, 0x5b, 0x75];
 const PER_TOKEN = 4;
 const NOT_LATIN = 0x370;
 const [PUNCTUATION, PUNCTUATION_END] = [0x2000, 0x206f];
 const [TRAIL, TRAIL_END] = [0xdc00, 0xdfff]; // low surrogate: its pair was counted already
 
 export function estimateTokens(input: Json): number {
-  const integers = countIntegers(input);
-  if (integers >= 0) return Math.max(1, integers);
+  const first = input.charCodeAt(0);
+  if (first === OPEN && isIntegers(input)) return commasIn(input) + 1;
   const length = tensorRowLength(input);
   if (length >= 0) return Math.max(1, length);
-  const text = input.charCodeAt(0) === QUOTE;
-  const quarters = text ? quartersOf(input, 1, input.length - 1) : quartersOf(input, 0, input.length);
+  const [from, end] = first === QUOTE ? [1, input.length - 1] : [0, input.length];
+  const ascii = Buffer.byteLength(input) === input.length;
+  const quarters = ascii ? asciiQuarters(input, from, end) : quartersOf(input, from, end);
   return Math.max(1, Math.ceil(quarters / PER_TOKEN));
 }
 
@@ -36,19 +35,45 @@ export function inputBytes(input: Json): number {
   return Buffer.byteLength(input);
 }
 
-/** -1 if it is something else. */
-function countIntegers(input: Json): number {
-  if (input.charCodeAt(0) !== OPEN) return -1;
+/** In what every other element has: strings, objects, fractions, exponents, true, false, null. */
+const NOT_INTEGERS = /["{.eEu]/;
+
+/** Of JSON that begins with a bracket. Searching is some ten times as fast as looking at each character. */
+function isIntegers(input: Json): boolean {
+  return !input.includes("[", 1) && !NOT_INTEGERS.test(input);
+}
+
+const scratch = Buffer.alloc(16_384);
+const words = new Uint32Array(scratch.buffer, scratch.byteOffset, scratch.length / 4);
+
+/** Of ASCII. Four characters at a time: 0.3 µs for 128 tokens, 2 µs with `charCodeAt`. */
+function commasIn(input: Json): number {
   let commas = 0;
-  let empty = true;
-  for (let at = 1; at < input.length; at++) {
-    const code = input.charCodeAt(at);
-    if ((code >= ZERO && code <= NINE) || code === MINUS) empty = false;
-    else if (code === COMMA) commas++;
-    else if (code === CLOSE) return empty ? 0 : commas + 1;
-    else if (code !== SPACE && code !== TAB && code !== NEWLINE && code !== RETURN) return -1;
+  for (let from = 0; from < input.length; from += scratch.length) {
+    const size = scratch.write(from === 0 ? input : input.slice(from), "latin1");
+    scratch.fill(0, size, (size + 3) & ~3);
+    for (let at = 0; at << 2 < size; at++) {
+      const others = words[at]! ^ 0x2c2c2c2c; // a comma is a zero byte now
+      const commaBits = ~(((others & 0x7f7f7f7f) + 0x7f7f7f7f) | others | 0x7f7f7f7f);
+      commas += Math.imul(commaBits >>> 7, 0x01010101) >>> 24;
+    }
   }
-  return -1;
+  return commas;
+}
+
+/** Of ASCII: every character is a quarter, and an escape is one character. */
+function asciiQuarters(input: Json, from: number, end: number): number {
+  let quarters = end - from;
+  for (let at = input.indexOf("\\", from); at >= 0; at = input.indexOf("\\", at)) {
+    if (input.charCodeAt(at + 1) === SMALL_U) {
+      quarters += weightOf(Number.parseInt(input.slice(at + 2, at + 6), 16)) - 6;
+      at += 6;
+    } else {
+      quarters--;
+      at += 2;
+    }
+  }
+  return quarters;
 }
 
 function quartersOf(input: Json, from: number, end: number): number {
@@ -61,8 +86,13 @@ function quartersOf(input: Json, from: number, end: number): number {
         at += 4;
       }
     }
-    if (code < NOT_LATIN || (code >= PUNCTUATION && code <= PUNCTUATION_END)) quarters += 1;
-    else if (code < TRAIL || code > TRAIL_END) quarters += PER_TOKEN;
+    quarters += weightOf(code);
   }
   return quarters;
+}
+
+/** In quarters of a token. */
+function weightOf(code: number): number {
+  if (code < NOT_LATIN || (code >= PUNCTUATION && code <= PUNCTUATION_END)) return 1;
+  return code < TRAIL || code > TRAIL_END ? PER_TOKEN : 0;
 }

@@ -280,8 +280,10 @@ export class Dispatcher implements BatchOwner {
       batch.tasks = fitted.taken;
       batch.lease = batch.tasks.length === max ? claimed : explained(claimed, fitted, departure, composition);
       const shape = this.lengths.shapeOf(batch.tasks, claimed.composed);
-      batch.made(shape, this.workers.service.msOf(shape) * slot.usualRatio);
-      this.#forecaster.changed();
+      if (shape.total > 0) {
+        batch.made(shape, this.workers.service.msOf(shape) * slot.usualRatio);
+        this.#forecaster.changed();
+      }
       // A batch kept small for a retry says nothing about later ones.
       if (!batch.tasks.some(({ attempt }) => attempt > 1))
         this.#capacity.learn(batch.tasks.length, waiting, most);

@@ -48,6 +48,19 @@ export interface CurveReport {
   /** Null while unknown, and while throughput still grows with every size seen. */
   readonly knee: (SizeReport & { readonly full: SizeReport }) | null;
   readonly hint: string | null;
+  readonly cost: CostReport;
+}
+
+/** What the time of a batch follows, as learned: its rows, rows × longest input (`padded`), or the sum (`packed`). */
+interface CostReport {
+  readonly kind: string;
+  readonly base_ms: number;
+  readonly per_row_ms: number;
+  readonly per_token_ms: number;
+  /** Computed over useful cells of the last minute or so; null without a measured batch. */
+  readonly padding_ratio: number | null;
+  /** Inputs of similar length share a batch. */
+  readonly grouped: boolean;
 }
 
 export interface Inside {

@@ -66,6 +66,22 @@ describe("estimateTokens", () => {
       assert.equal(estimateTokens(JSON.stringify(numbers)), length);
       assert.equal(estimateTokens(JSON.stringify(numbers, undefined, 2)), length);
     }
+    for (let length = 8180; length < 8200; length++)
+      assert.equal(estimateTokens(`[${"7,".repeat(length)}7]`), length + 1);
+    assert.equal(estimateTokens(`[${"123456, ".repeat(99_999)}-1]`), 100_000);
+  });
+
+  test("a property: ASCII with escapes counts as among other characters", () => {
+    const random = new Random(11);
+    const pieces = ["a", " ", "\\n", "\\\\", "\\u00e9", "\\u4f60", "\\ud83d\\ude00", '\\"', "word"];
+    for (let round = 0; round < 2000; round++) {
+      const text = Array.from(
+        { length: Math.floor(random.next() * 30) },
+        () => pieces[Math.floor(random.next() * pieces.length)],
+      ).join("");
+      // Four characters of a quarter each make one token.
+      assert.equal(estimateTokens(`"${text}éééé"`), estimateTokens(`"${text}"`) + (text === "" ? 0 : 1));
+    }
   });
 });
 

@@ -330,13 +330,14 @@ describe("the rest of the public listener", () => {
     }
   });
 
-  test("/internal/workers says what batches of each size take", async () => {
+  test("/internal/workers says what batches of each size take, and what that follows", async () => {
     interface Known {
       readonly name: string;
       readonly max_batch_size: number;
       readonly curve: readonly { readonly size: number; readonly ms: number; readonly batches: number }[];
       readonly knee: object | null;
       readonly hint: string | null;
+      readonly cost: Readonly<Record<string, unknown>>;
     }
     const models = async (): Promise<Known[]> =>
       (JSON.parse((await ferry.admin("/internal/workers")).text) as { models: Known[] }).models;
@@ -346,10 +347,15 @@ describe("the rest of the public listener", () => {
       return (await models())[0]!.curve.some(({ size }) => size === 1);
     });
     const [known] = await models();
-    assert.deepEqual(Object.keys(known!), ["name", "max_batch_size", "curve", "knee", "hint"]);
+    assert.deepEqual(Object.keys(known!), ["name", "max_batch_size", "curve", "knee", "hint", "cost"]);
     for (const { size, ms, batches } of known!.curve) {
       assert.ok(size >= 1 && size <= known!.max_batch_size && ms > 0 && batches >= 3);
     }
+    const { kind, grouped, padding_ratio, ...times } = known!.cost;
+    assert.deepEqual(Object.keys(times), ["base_ms", "per_row_ms", "per_token_ms"]);
+    for (const ms of Object.values(times)) assert.ok(Number(ms) >= 0);
+    assert.equal(grouped, kind === "padded");
+    assert.ok(Number(padding_ratio) >= 1);
   });
 
   test("/internal/health has the documented fields", async () => {

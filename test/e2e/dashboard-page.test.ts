@@ -104,7 +104,7 @@ describe("padding", () => {
     { viewport: { width: 390, height: 800 }, colorScheme: "dark" },
   ] as const) {
     test(`is drawn beside order of arrival, with what grouping saved, ${options.viewport.width} px`, async () => {
-      await using look = await open("healthy", options);
+      await using look = await open("overload", options);
       const { page, troubles } = look;
       await page.locator("#padding canvas").waitFor();
       assert.match(
@@ -114,11 +114,16 @@ describe("padding", () => {
       assert.match(await page.locator("#padding-split").innerText(), /useful cells 7\d %\s+padding 2\d %/);
       assert.match(
         await page.locator("#padding-saved").innerText(),
-        /^Grouping by length saved \d+ m of GPU time, 66 % of what order of arrival would have taken\.$/,
+        /^Grouping by length saved \d,\d+ s of GPU time, 66 % of what order of arrival would have taken\.$/,
       );
       assert.equal(
         await page.locator("#padding-cost").innerText(),
         "A batch takes 0.5 ms + 5 µs a row + 0.46 µs a token of the padded batch.",
+      );
+      assert.match(await page.locator("#gpu-split").innerText(), /useful .*\s+padding .*\s+idle/);
+      assert.match(
+        await page.locator("#curve-hint").innerText(),
+        /It follows their lengths more than their number/,
       );
       await page.keyboard.press("v");
       await page.locator("#padding-twin table tbody tr").nth(11).waitFor();
@@ -158,7 +163,7 @@ describe("padding", () => {
     say(null, cells);
     await page.locator("#padding-panel").waitFor({ state: "hidden" });
     say(null, { ...cells, groupedMs: 100, savedMs: -20 });
-    await page.getByText(/^Grouping by length cost \d+ ms of GPU time in 5 min\.$/).waitFor();
+    await page.getByText(/^Grouping by length cost 0\.\d+ s of GPU time\.$/).waitFor();
     assert.deepEqual(troubles, []);
   });
 

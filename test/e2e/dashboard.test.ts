@@ -17,11 +17,15 @@ after(() => eyes[Symbol.asyncDispose]());
 const text = (page: Page, selector: string): Promise<string> => page.locator(selector).first().innerText();
 
 /** Requests that come until the end of the scope. */
-function load(ferry: Ferry, callers = 40): AsyncDisposable {
+function load(
+  ferry: Ferry,
+  callers = 40,
+  input: (n: number) => unknown = (n) => `text ${n}`,
+): AsyncDisposable {
   const stop = new AbortController();
   let n = 0;
   const call = async (): Promise<void> => {
-    while (!stop.signal.aborted) await ferry.post({ input: `text ${n++}` });
+    while (!stop.signal.aborted) await ferry.post({ input: input(n++) });
   };
   const calls = Array.from({ length: callers }, call);
   return {
@@ -54,6 +58,34 @@ describe("the dashboard", () => {
       await until(page, "parseFloat(document.querySelector('#saved .saving:last-child b').textContent) > 0");
     }
     assert.match(await page.title(), /Ferry$/);
+    assert.deepEqual(troubles, []);
+  });
+
+  test("shows what long inputs cost the others, once a model is known to pad", async () => {
+    const backend = { kind: "simulated", workers: 1, baseMs: 5, perTokenMs: 0.05 };
+    const padded = { name: "padded", backend, maxBatchSize: 16, lengths: [8, 128] };
+    await using ferry = await Ferry.start({ models: [padded] });
+    await using look = await eyes.look(ferry.adminUrl);
+    const { page, troubles } = look;
+    await page.locator("#live[data-state=live]").waitFor();
+    assert.equal(await page.locator("#padding-panel").isVisible(), false);
+    {
+      await using _load = load(ferry, 40, (n) => new Array<number>(n % 4 === 0 ? 120 : 8).fill(n));
+      await page.locator("#padding-panel").waitFor();
+      await until(
+        page,
+        "/a token of the padded batch/.test(document.getElementById('padding-cost').textContent)",
+      );
+      await until(page, "/^Grouping by length/.test(document.getElementById('padding-saved').textContent)");
+    }
+    const { models } = JSON.parse((await ferry.admin("/internal/workers")).text) as {
+      models: { cost: { kind: string; grouped: boolean; per_token_ms: number; padding_ratio: number } }[];
+    };
+    const { kind, grouped, per_token_ms, padding_ratio } = models[0]!.cost;
+    assert.deepEqual([kind, grouped], ["padded", true]);
+    assert.ok(per_token_ms > 0 && padding_ratio >= 1);
+    const { text: metrics } = await ferry.admin("/metrics");
+    assert.match(metrics, /^ferry_padding_ratio\{model="padded"\} \d/m);
     assert.deepEqual(troubles, []);
   });
 

@@ -13,11 +13,16 @@ import {
   OipServer,
 } from "../gateway/protocol/oip-service.ts";
 import { exactly, HEADER, readMessage, type Tensor, writeMessage } from "../gateway/protocol/servers/oip.ts";
-import { Ferry } from "./harness.ts";
+import { startServer } from "../engine/redis-client/servers.ts";
+import { Fleet, fleetConfig, patient } from "./fleet.ts";
+import { type Config, Ferry, reloadConfig } from "./harness.ts";
 
 const PAD_TOKEN = 1;
 const WIDTH = 8;
 const CALLERS = 60;
+
+/** Ferry, or a gateway of a fleet. */
+type Door = Pick<Ferry, "url">;
 
 interface Python extends AsyncDisposable {
   readonly url: string;
@@ -61,7 +66,7 @@ const int64 = (values: readonly number[]): Buffer =>
 const floats = (raw: Buffer): number[] =>
   Array.from({ length: raw.length / 4 }, (_, at) => raw.readFloatLE(4 * at));
 
-async function send(ferry: Ferry, caller: number, rows: number, length: number, binary: boolean) {
+async function send(ferry: Door, caller: number, rows: number, length: number, binary: boolean) {
   const ids = Array.from({ length: rows }, (_, row) => idsOf(caller, row, length));
   const tensor = (name: string, values: readonly number[]): Tensor => ({
     name,
@@ -87,7 +92,7 @@ async function send(ferry: Ferry, caller: number, rows: number, length: number, 
 
 /** What the model alone would have answered, in the caller's own shape. */
 async function ask(
-  ferry: Ferry,
+  ferry: Door,
   caller: number,
   rows: number,
   length: number,
@@ -110,7 +115,7 @@ async function ask(
   );
 }
 
-async function askAll(ferry: Ferry, from: number): Promise<void> {
+async function askAll(ferry: Door, from: number): Promise<void> {
   const asked = Array.from({ length: CALLERS }, (_, at) => {
     const caller = from + at;
     return ask(ferry, caller, 1 + (caller % 3 === 0 ? 2 : 0), 1 + ((caller * 13) % 40), caller % 2 === 0);
@@ -150,6 +155,44 @@ describe("tensors of different length over HTTP", () => {
     const lengths = new Set((await server.calls()).map(([, length]) => length));
     for (const length of lengths) assert.ok([8, 16, 32].includes(length) || length > 32, `${length}`);
     assert.ok(lengths.has(8) && lengths.has(32));
+  });
+
+  test("two gateways and a batcher on Redis", async () => {
+    await using server = await python();
+    await using redis = await startServer();
+    const workers = [`${server.url}/v2/models/encoder/infer`];
+    const backend = { kind: "http", protocol: "oip-v2", workers };
+    const model = { name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, pad: PAD, timeouts: patient };
+    await using fleet = await Fleet.start(
+      { gateways: 2, batchers: 1 },
+      fleetConfig({ url: redis.url }, [model]),
+    );
+    await Promise.all(fleet.gateways.map((gateway, at) => askAll(gateway, at * CALLERS)));
+    const before = (await server.calls()).length;
+    await Promise.all(fleet.gateways.map((gateway, at) => askAll(gateway, (2 + at) * CALLERS)));
+    const calls = (await server.calls()).slice(before);
+    assert.ok(calls.length < CALLERS, `${calls.length} calls for ${2 * CALLERS} requests`);
+  });
+
+  test("a reload changes how rows are padded while requests wait: nothing is mixed up", async () => {
+    await using server = await python();
+    const backend = { kind: "http", protocol: "oip-v2", workers: [`${server.url}/v2/models/encoder/infer`] };
+    const config = (pad: object): Config => ({
+      models: [{ name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, pad: { ...PAD, ...pad } }],
+    });
+    await using ferry = await Ferry.start(config({}));
+    const rounds: Promise<void>[] = [];
+    for (const [round, pad] of [
+      { outputs: ["hidden"] },
+      {},
+      { outputs: ["hidden"], inputs: ["input_ids"] },
+    ].entries()) {
+      rounds.push(askAll(ferry, round * CALLERS));
+      await reloadConfig(ferry, config(pad));
+    }
+    await Promise.all(rounds);
+    // Only the ids are padded now: masks of different length keep rows apart.
+    await Promise.all([ask(ferry, 900, 1, 3, true), ask(ferry, 901, 1, 3, true)]);
   });
 
   test("a model whose output has the wrong length: an error for each, and nothing of another", async () => {

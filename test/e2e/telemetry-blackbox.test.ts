@@ -178,6 +178,7 @@ const CONTRACT: Readonly<Record<string, readonly [type: string, ...labels: strin
   ferry_cache_total: ["counter", "result"],
   ferry_collapsed_total: ["counter"],
   ferry_lost_total: ["counter"],
+  ferry_padding_ratio: ["gauge", "model"],
 };
 
 describe("/metrics", () => {

@@ -249,6 +249,30 @@ describe("28 deny patterns: tensors", () => {
     }
   });
 
+  test("rows that are padded are screened as others", () => {
+    const pad = ',"pad":{"axis":1,"value":0}}';
+    const numbers = '{"binary":true,"inputs":[{"datatype":"INT8","name":"x","shape":[-1]}]';
+    const both = numbers.replace("]}]", ']},{"datatype":"BYTES","name":"t","shape":[2]}]') + pad;
+    const padded = (length: number, elements: string): string => `{"$length":${length},"row":[${elements}]}`;
+    const screen = screeningFor({
+      deny: ["^secret$", "^row$", "length$"],
+      protocols: ["oip-v2"],
+      tensorWorkers: true,
+    })!;
+    screen.checkTask(padded(3, '"AAAA"'), numbers + pad);
+    screen.checkTask(padded(3, `"AAAA",${row("a", "b").slice(1, -1)}`), both);
+    assert.throws(
+      () => screen.checkTask(padded(3, `"AAAA",${row("a", "secret").slice(1, -1)}`), both),
+      Refusal,
+    );
+    const json = both.replace('"binary":true,', "");
+    screen.checkTask(padded(3, '[1,2,3],["a","b"]'), json);
+    assert.throws(() => screen.checkTask(padded(3, '[1,2,3],["a","secret"]'), json), Refusal);
+    const open = screening(false);
+    assert.throws(() => open.checkTask('{"$length":1,"row":[1],"x":"secret"}', ""), Refusal);
+    assert.throws(() => screen.checkTask('{"$length":1,"row":[1],"x":"secret"}', ""), Refusal);
+  });
+
   test("where workers get a task as it is, naming it one of tensors hides nothing", () => {
     const screen = screening(false);
     assert.throws(() => screen.checkTask('["secret"]', parameters("FP32")), Refusal);

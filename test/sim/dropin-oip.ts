@@ -1,9 +1,10 @@
 /**
  * The Open Inference Protocol over HTTP, both ends, as JSON and with the binary extension.
  *
- * A row has two numbers in `x`, beyond what a double can hold, and a text in `t`. Its outputs are `y`, those numbers and the
- * parameter `k`, and `label`, the text with the parameter and the version. Where a model takes one task at a time its requests
- * are not cut; the others are, row by row.
+ * A row has two or more numbers in `x`, beyond what a double can hold, and a text in `t`. Its outputs are `y`, the first
+ * two of those numbers and the parameter `k`; `label`, the text with the parameter and the version; and `z`, all of `x`.
+ * Where a model takes one task at a time its requests are not cut; the others are, row by row, and with `pad` rows of
+ * different length share a batch.
  */
 import assert from "node:assert/strict";
 import type { WorkerCall } from "../../src/gateway/protocol/protocol.ts";
@@ -25,12 +26,13 @@ import type { Dice } from "./plan.ts";
 interface Row {
   readonly y: readonly string[];
   readonly label: readonly string[];
+  readonly z: readonly string[];
 }
 
 type Wanted = NonNullable<Infer["outputs"]>;
 
 const BEYOND_DOUBLES = 2n ** 53n + 1n;
-const NAMES = ["y", "label"] as const;
+const NAMES = ["y", "label", "z"] as const;
 
 export const tensors: Speaker = { make, elements, reply, shuffles: false, bend };
 
@@ -40,12 +42,18 @@ function big(number: number): string {
 }
 
 function rowOf(text: string, x: readonly string[], k: unknown, version = "newest"): Row {
-  return { y: [...x, String(Number(k ?? 0))], label: [`${text}|${Number(k ?? 0)}|${version}`] };
+  const given = String(Number(k ?? 0));
+  return { y: [...x.slice(0, 2), given], label: [`${text}|${given}|${version}`], z: x };
 }
 
 function make(dice: Dice, serial: number, model: string): SimRequest {
   const { texts, bad } = textsFor(dice, serial);
-  const numbers = texts.map((text) => vectorOf(text).slice(1).map(big));
+  const length = dice.pick([2, 2, 2, 3, 5, 9]);
+  const numbers = texts.map((text) => {
+    const first = vectorOf(text).slice(1);
+    const more = Array.from({ length: length - first.length }, (_, at) => first[0]! + 7919 * (at + 1));
+    return [...first, ...more].map(big);
+  });
   const form = dice.pick(["json", "json", "nested", "binary", "binary", "mixed"] as const);
   const k = dice.chance(0.2) ? dice.between(1, 2) : undefined;
   const binary = dice.chance(form === "json" ? 0.1 : 0.5);
@@ -57,11 +65,16 @@ function make(dice: Dice, serial: number, model: string): SimRequest {
     binary_data_output: binary || undefined,
     priority: dice.chance(0.1) ? 1 : undefined,
   };
-  const x = { name: "x", datatype: "INT64", shape: [texts.length, 2], data: numbers.flat().map(exactly) };
+  const x = {
+    name: "x",
+    datatype: "INT64",
+    shape: [texts.length, length],
+    data: numbers.flat().map(exactly),
+  };
   const t = { name: "t", datatype: "BYTES", shape: [texts.length], data: texts };
   const { headers, body } = writeMessage(
     { id, parameters, outputs },
-    form === "nested" ? [{ ...x, data: nested(x.data) }, t] : inForm([x, t], form),
+    form === "nested" ? [{ ...x, data: nested(x.data, length) }, t] : inForm([x, t], form),
     "inputs",
   );
   const rows = texts.map((text, at) => rowOf(text, numbers[at]!, k, version));
@@ -79,9 +92,11 @@ function make(dice: Dice, serial: number, model: string): SimRequest {
   };
 }
 
-function nested(data: NonNullable<Tensor["data"]>): NonNullable<Tensor["data"]> {
-  const pairs = Array.from({ length: data.length / 2 }, (_, at) => data.slice(2 * at, 2 * at + 2));
-  return pairs as unknown as NonNullable<Tensor["data"]>;
+function nested(data: NonNullable<Tensor["data"]>, length: number): NonNullable<Tensor["data"]> {
+  const rows = Array.from({ length: data.length / length }, (_, at) =>
+    data.slice(length * at, length * (at + 1)),
+  );
+  return rows as unknown as NonNullable<Tensor["data"]>;
 }
 
 function inForm(all: readonly Tensor[], form: "json" | "binary" | "mixed"): readonly Tensor[] {
@@ -94,7 +109,7 @@ function inForm(all: readonly Tensor[], form: "json" | "binary" | "mixed"): read
 
 function drawOutputs(dice: Dice): Wanted | undefined {
   if (dice.chance(0.6)) return undefined;
-  const names = dice.pick([["y", "label"], ["label", "y"], ["label"]]);
+  const names = dice.pick([["y", "label", "z"], ["label", "y"], ["z", "label"], ["label"]]);
   return names.map((name) =>
     dice.chance(0.3) ? { name, parameters: { binary_data: dice.chance(0.5) } } : { name },
   );
@@ -113,7 +128,8 @@ function check({ tensors: got }: Infer, rows: readonly Row[], wanted: Wanted, bi
     assert.equal(tensor.raw !== undefined, isBinary(wanted[at]!, binary), "in another form than asked");
     assert.equal(tensor.shape[0], rows.length, "outputs for another number of inputs");
     const values = dataOf(tensor).map((value) => (typeof value === "object" ? value.rawJSON : String(value)));
-    const own = rows.flatMap(({ y, label }) => (tensor.name === "y" ? y : label));
+    const own = rows.flatMap((row) => row[tensor.name as (typeof NAMES)[number]]);
+    assert.equal(values.length, own.length, `${tensor.name} of another length`);
     const odd = own.findIndex((value, place) => values[place] !== value);
     if (odd >= 0) assert.fail(`CROSSED: ${tensor.name} has ${values[odd]}, not ${own[odd]}, at ${odd}`);
   }
@@ -137,35 +153,44 @@ function textsOf(call: WorkerCall): readonly string[] {
 
 function elements(call: WorkerCall): Row[] | undefined {
   const { tensors: given, parameters } = messageOf(call);
-  const count = given[1]!.shape[0];
+  const [count, length] = given[0]!.shape as [number, number];
   assert.deepEqual(
     given.map(({ name, shape }) => [name, shape]),
-    [
-      ["x", [count, 2]],
-      ["t", [count]],
-    ],
+    [["x", [count, length]], ["t", [count]], ...(given.length > 2 ? [["n", [count, 1]]] : [])],
   );
-  const numbers = dataOf(given[0]!).map((value) => (value as { rawJSON: string }).rawJSON);
+  const numbers = numbersOf(given[0]);
+  for (const [row, own] of numbersOf(given[2]).entries()) {
+    const padding = numbers.slice(row * length + Number(own), (row + 1) * length);
+    assert.ok(padding.every((value) => value === "0") && Number(own) <= length, "padded with something else");
+  }
   const version = call.path && /^\/v2\/models\/upstream\/versions\/(\d)\/infer$/.exec(call.path)![1];
   const texts = textsOf(call);
   if (texts.some(isBad)) return undefined;
-  return texts.map((text, at) => rowOf(text, numbers.slice(2 * at, 2 * at + 2), parameters?.["k"], version));
+  return texts.map((text, at) =>
+    rowOf(text, numbers.slice(length * at, length * (at + 1)), parameters?.["k"], version),
+  );
+}
+
+function numbersOf(tensor: Tensor | undefined): readonly string[] {
+  return tensor === undefined ? [] : dataOf(tensor).map((value) => (value as { rawJSON: string }).rawJSON);
 }
 
 function reply(
   rows: readonly unknown[],
   call: WorkerCall,
 ): { body: Buffer; headers: Readonly<Record<string, string>> } {
-  const { outputs, parameters } = messageOf(call);
+  const { outputs, parameters, tensors: given } = messageOf(call);
   const count = saidRows(rows, textsOf(call));
   const present = rows.filter((row): row is Row => row !== null);
   const wanted = outputs ?? NAMES.map((name) => ({ name }));
   const answered = wanted.map((output): Tensor => {
     const { name } = output;
+    const data = present.flatMap((row) => row[name as (typeof NAMES)[number]]);
+    const width = name === "y" ? 3 : given[0]!.shape[1]!;
     const tensor =
-      name === "y"
-        ? { name, datatype: "INT64", shape: [count, 3], data: present.flatMap(({ y }) => y.map(exactly)) }
-        : { name, datatype: "BYTES", shape: [count], data: present.flatMap(({ label }) => label) };
+      name === "label"
+        ? { name, datatype: "BYTES", shape: [count], data }
+        : { name, datatype: "INT64", shape: [count, width], data: data.map(exactly) };
     const binary = isBinary(output, parameters?.["binary_data_output"] === true);
     // Some servers send numbers whatever they are asked for.
     if (!binary || count % 7 === 0) return tensor;
@@ -188,7 +213,7 @@ function saidRows(rows: readonly unknown[], texts: readonly string[]): number {
 /** Rows that are too long or too short. */
 function bend(rows: unknown[], dice: Dice): unknown[] {
   const at = dice.upTo(rows.length);
-  const { y, label } = rows[at] as Row;
-  const long = { y: [...y, "1"], label: [...label, "more"] };
-  return rows.with(at, dice.pick([long, { y: y.slice(1), label: [] }]));
+  const { y, label, z } = rows[at] as Row;
+  const long = { y: [...y, "1"], label: [...label, "more"], z: [...z, "1"] };
+  return rows.with(at, dice.pick([long, { y: y.slice(1), label: [], z: z.slice(1) }]));
 }

@@ -10,6 +10,7 @@ import assert from "node:assert/strict";
 import type { Batch, Reply, Worker } from "../../src/workers/backend/backend.ts";
 import { HttpExchange } from "../../src/workers/backend/http.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { PadMemory } from "../../src/gateway/protocol/oip-pad.ts";
 import type { WorkerCall, WorkerSide } from "../../src/gateway/protocol/protocol.ts";
 import type { Speaker } from "./dropin-table.ts";
 import type { Dice } from "./plan.ts";
@@ -39,6 +40,7 @@ const JSON_TYPE = { "content-type": "application/json" };
 export interface WorkerPlan {
   readonly protocol: WorkerSide;
   readonly speaker: Speaker;
+  readonly memory: PadMemory;
   readonly maxBatchSize: number;
   /** Share of calls that go wrong. */
   readonly faults: number;
@@ -71,7 +73,7 @@ export class DropInWorker implements Worker {
   }
 
   run(batch: Batch, signal: AbortSignal): Promise<Reply> {
-    const { protocol, maxBatchSize } = this.#plan;
+    const { protocol, maxBatchSize, memory } = this.#plan;
     assert.ok(!this.#busy, "two batches at once");
     assert.ok(
       batch.tasks.length >= 1 && batch.tasks.length <= maxBatchSize,
@@ -90,6 +92,7 @@ export class DropInWorker implements Worker {
         named: call.named === true,
         ownCredential: false,
         maxReplyBytes: MAX_REPLY_BYTES,
+        memory,
         clock: this.#clock,
         done: (reply) => {
           signal.removeEventListener("abort", abort);

@@ -20,6 +20,7 @@ import { DropIns } from "../../src/gateway/dropin.ts";
 import { RequestPath } from "../../src/gateway/request-path.ts";
 import type { Routes } from "../../src/gateway/server.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import { type Pad, PadMemory } from "../../src/gateway/protocol/oip-pad.ts";
 import type { ProtocolName } from "../../src/gateway/protocol/protocol.ts";
 import { protocols } from "../../src/gateway/protocol/protocols.ts";
 import { Waiters } from "../../src/gateway/waiters.ts";
@@ -58,6 +59,8 @@ interface DropInPlan {
   readonly timeouts: { readonly queueMs: number; readonly workerMs: number; readonly totalMs: number };
   readonly retries: number;
   readonly mode: "predictive" | "off";
+  /** Only of tensors. */
+  readonly pad: Pad | undefined;
 }
 
 function draw(dice: Dice, protocol: ProtocolName): DropInPlan {
@@ -81,7 +84,14 @@ function draw(dice: Dice, protocol: ProtocolName): DropInPlan {
     timeouts: { queueMs: 2000, workerMs: dice.pick([100, 1000]), totalMs: 4000 },
     retries: dice.between(0, 3),
     mode: dice.pick(["predictive", "off"]),
+    pad: protocol === "oip-v2" && dice.chance(0.7) ? drawPad(dice) : undefined,
   };
+}
+
+function drawPad(dice: Dice): Pad {
+  const lengthsInput = dice.chance(0.5) ? "n" : undefined;
+  const how = dice.pick([{}, {}, { outputs: ["z"] }, { outputs: ["z"], classes: [4, 8] }]);
+  return { axis: 1, value: 0, lengthsInput, ...how };
 }
 
 class DropInWorld {
@@ -118,8 +128,9 @@ class DropInWorld {
       this.#events,
     );
     const count = (what: string): void => this.count(what);
+    const memory = new PadMemory(() => count("pad: contradiction"));
     this.#workers = Array.from({ length: plan.workers }, (_, at) => {
-      const worker = { ...speaks, maxBatchSize, faults, baseMs, workerMs: timeouts.workerMs };
+      const worker = { ...speaks, memory, maxBatchSize, faults, baseMs, workerMs: timeouts.workerMs };
       return new DropInWorker(`w${at + 1}`, worker, this.#clock, dice, count);
     });
     let batches = 0;
@@ -163,7 +174,7 @@ class DropInWorld {
   }
 
   #openDoors(): DropIns {
-    const { protocol, timeouts, cache, collapse, mode, maxBatchSize } = this.#plan;
+    const { protocol, timeouts, cache, collapse, mode, maxBatchSize, pad } = this.#plan;
     const [engine, clock] = [this.#engine, this.#clock];
     const waiters = new Waiters(engine, clock);
     // On virtual time a turn of the event loop is over when its promises are.
@@ -203,6 +214,7 @@ class DropInWorld {
       protocols: [protocols[protocol]!],
       passthrough: false,
       maxBatchSize,
+      pad,
       reachable: false,
       ready: () => true,
     };

@@ -4,6 +4,7 @@
  * knee is the smallest size with nine tenths of the best throughput n / S(n); larger batches take longer for no gain.
  * The line is fitted to the sizes up to the knee, where it is used.
  */
+import { CostEstimate } from "../../core/cost.ts";
 import { WORTH } from "../../core/knee.ts";
 import { median } from "../../core/median.ts";
 
@@ -53,73 +54,23 @@ export interface ShapeTiming extends Timing {
   readonly total: number;
 }
 
-/** A length must explain this share of what rows alone leave unexplained. */
-const WORTH_A_TERM = 0.5;
+/** Early samples weigh less; after so many rounds of all batches they weigh nothing. */
+const ROUNDS = 20;
 
 /**
- * Time by rows alone, by rows and n·l (padded), or by rows and t (packed), whichever leaves the least relative error;
- * least squares of relative errors, no term negative. Needs batches that mix lengths: n·l and t are equal otherwise.
+ * What time follows, as a dispatcher learns it: rows alone, n·l (padded) or t (packed). Needs batches that mix lengths:
+ * n·l and t are equal otherwise.
  */
 export function fitShapes(timings: readonly ShapeTiming[]): ServiceTime {
-  const padded = leastSquares(timings, ({ size, longest }) => size * longest);
-  const packed = leastSquares(timings, ({ total }) => total);
-  const rows = leastSquares(timings, () => 0);
-  const [baseMs, perTaskMs, perToken] = padded.error <= packed.error ? padded.terms : packed.terms;
-  if (Math.min(padded.error, packed.error) > WORTH_A_TERM * rows.error) {
-    return { baseMs: rows.terms[0], perTaskMs: rows.terms[1] };
-  }
-  const kind = padded.error <= packed.error ? "perCellMs" : "perTokenMs";
-  return { baseMs, perTaskMs, [kind]: perToken };
-}
-
-type Terms = [baseMs: number, perTask: number, perToken: number];
-
-/** ms ≈ base + perTask · size + perToken · tokens; the best fit of those in which only non-negative terms are used. */
-function leastSquares(
-  timings: readonly ShapeTiming[],
-  tokens: (timing: ShapeTiming) => number,
-): { terms: Terms; error: number } {
-  // Every choice of terms is tried: there are seven.
-  let best: { terms: Terms; error: number } = { terms: [0, 0, 0], error: Infinity };
-  for (let used = 1; used < 8; used++) {
-    const columns = [0, 1, 2].filter((term) => (used >> term) & 1);
-    const rows = timings.map((timing) => {
-      const all = [1, timing.size, tokens(timing)];
-      return columns.map((term) => all[term]! / timing.ms);
-    });
-    const found = solve(rows);
-    if (found === undefined || found.some((value) => value < 0)) continue;
-    const error = rows.reduce(
-      (sum, row) => sum + (row.reduce((ms, value, at) => ms + value * found[at]!, 0) - 1) ** 2,
-      0,
-    );
-    if (error >= best.error - 1e-12) continue;
-    const terms: Terms = [0, 0, 0];
-    for (const [at, term] of columns.entries()) terms[term] = found[at]!;
-    best = { terms, error };
-  }
-  return best;
-}
-
-/** The x with rows · x ≈ 1, by the normal equations; undefined where they do not determine it. */
-function solve(rows: readonly (readonly number[])[]): number[] | undefined {
-  const width = rows[0]!.length;
-  const matrix = Array.from({ length: width }, (_, one) => [
-    ...Array.from({ length: width }, (_, other) =>
-      rows.reduce((sum, row) => sum + row[one]! * row[other]!, 0),
-    ),
-    rows.reduce((sum, row) => sum + row[one]!, 0),
-  ]);
-  for (let at = 0; at < width; at++) {
-    const [pivot, before] = [matrix[at]![at]!, rows.reduce((sum, row) => sum + row[at]! ** 2, 0)];
-    if (!(pivot > 1e-9 * before)) return undefined;
-    for (let other = 0; other < width; other++) {
-      if (other === at) continue;
-      const factor = matrix[other]![at]! / pivot;
-      matrix[other] = matrix[other]!.map((value, column) => value - factor * matrix[at]![column]!);
+  const cost = new CostEstimate();
+  for (let round = 0; round < ROUNDS; round++) {
+    for (const { size, longest, total, ms } of timings) {
+      cost.learn({ rows: size, longest, total, inOrder: longest }, ms);
     }
   }
-  return matrix.map((row, at) => row[width]! / row[at]!);
+  const { kind, baseMs, perRowMs: perTaskMs, perTokenMs } = cost;
+  if (kind === "rows") return fitLine(timings);
+  return { baseMs, perTaskMs, [kind === "padded" ? "perCellMs" : "perTokenMs"]: perTokenMs };
 }
 
 /**

@@ -11,7 +11,8 @@
  * default, at least 10 s (60 s with bursts), at most an hour. No size is run twice.
  *
  * Where time depends on the inputs' length, a worker's capacity is what it does while eight full batches wait, and
- * bounds use that no batch computes fewer cells than its inputs have tokens.
+ * bounds use that no batch computes fewer cells than its inputs have tokens. Runs then start slowly: a server that is
+ * loaded beyond what order of arrival can do before it has learned to group works off that backlog for seconds.
  */
 import { leastLatency } from "./bounds.ts";
 import type { PolicyName } from "../../core/policy.ts";
@@ -19,7 +20,7 @@ import { Random } from "../../core/random.ts";
 import { atLength, capacityOf, serviceMs } from "./fit.ts";
 import { type LengthMix, sampleLengths } from "./lengths.ts";
 import { type Figures, type TrialFleet, runTrial } from "./trial.ts";
-import { burstArrivals, poissonArrivals } from "./workload.ts";
+import { burstArrivals, poissonArrivals, slowStart, slowStartMs } from "./workload.ts";
 
 export interface Goal {
   readonly name: string;
@@ -139,15 +140,18 @@ export class Planner {
   #run(workers: number, policy: PolicyName): Promise<Figures> {
     const { ask } = this;
     const { burst, seed } = ask;
+    const { lengths } = ask;
     const fillMs = this.#fillMs(workers);
-    const [durationMs, warmMs] = [this.durationMs + fillMs, this.warmMs + fillMs];
-    const arrivals =
+    const slowMs = lengths === undefined ? 0 : this.warmMs;
+    const extraMs = fillMs + slowStartMs(slowMs);
+    const [durationMs, warmMs] = [this.durationMs + extraMs, this.warmMs + extraMs];
+    const dense =
       burst === undefined
-        ? poissonArrivals(this.perMs, durationMs, seed)
-        : burstArrivals(this.perMs, burst, durationMs, seed);
+        ? poissonArrivals(this.perMs, this.durationMs + fillMs, seed)
+        : burstArrivals(this.perMs, burst, this.durationMs + fillMs, seed);
+    const arrivals = slowStart(dense, slowMs);
     const fleet = { ...ask.fleet, limits: { ...ask.fleet.limits, policy } };
     const shares = ask.tiers.map(({ share }) => share);
-    const { lengths } = ask;
     // A separate generator: the same arrivals have the same lengths in every fleet.
     const random = new Random(seed + 0.25);
     const nextLength = lengths && (() => lengths.draw(random));

@@ -22,6 +22,21 @@ export function poissonArrivals(perMs: number, durationMs: number, seed: number)
   };
 }
 
+const SLOW_START = 4;
+
+/** The first of these arrivals, a quarter as dense until `untilMs`; all others are later by as much as that takes. */
+export function slowStart(next: NextArrival, untilMs: number): NextArrival {
+  const laterMs = slowStartMs(untilMs);
+  return () => {
+    const at = next();
+    return at < untilMs / SLOW_START ? SLOW_START * at : at + laterMs;
+  };
+}
+
+export function slowStartMs(untilMs: number): number {
+  return untilMs - untilMs / SLOW_START;
+}
+
 /** Mean duration of calm phases, and their rate relative to the mean. */
 const CALM_MS = 3000;
 const CALM = 0.5;

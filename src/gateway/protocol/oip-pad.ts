@@ -176,7 +176,9 @@ function checkPadded(tensors: readonly FormTensor[], padded: number, lengths: re
   let [own, all] = [0, 0];
   for (const { shape, fill, datatype } of tensors) {
     if (fill === undefined) continue;
-    const unit = elementCount(shape.with(fill.axis, 1)) * datatypeBytes(datatype);
+    // As bytes, or as JSON with a comma.
+    const size = Math.max(datatypeBytes(datatype), String(fill.value).length + 1);
+    const unit = elementCount(shape.with(fill.axis, 1)) * size;
     for (const length of lengths) own += unit * length;
     all += unit * padded * lengths.length;
   }

@@ -6,7 +6,7 @@
  * missed.
  *
  * A running batch is accounted up to the end of each second (`account`), so a hanging one shows as busy. Worker time =
- * `filled` (occupied places) + `empty`. At most `maxRows` are kept; at most a quarter as many changed ones are listed
+ * `filled` (occupied places; of a padded model, useful cells) + `empty` (the other places; padding). At most `maxRows` are kept; at most a quarter as many changed ones are listed
  * per frame, the rest counted.
  */
 import type { BatchShape } from "../../core/cost.ts";
@@ -79,6 +79,8 @@ export class BatchBook {
   /** Running ones, and ended ones too where `seen` must recognise them. */
   readonly #byId = new Map<string, Row>();
   readonly #derives: boolean;
+  /** Useful share of the cells of the last measured batch, which stands for those that run; undefined: not padded. */
+  #useful: number | undefined;
   #changed: Row[] = [];
   #changedMore = 0;
 
@@ -133,6 +135,7 @@ export class BatchBook {
     now[COLUMN.paddedCells]! += rows * longest;
     now[COLUMN.inOrderCells]! += rows * inOrder;
     now[COLUMN.usefulCells]! += total;
+    this.#useful = savedMs === undefined ? undefined : total / (rows * longest);
     if (savedMs === undefined) return;
     now[COLUMN.groupedMs]! += busyMs;
     now[COLUMN.savedMs]! += savedMs;
@@ -216,10 +219,11 @@ export class BatchBook {
 
   #spend(row: Row, until: number): void {
     const ms = until - row.countedTo;
-    const filled = ms * Math.min(1, row.size / this.#maxBatchSize);
+    const places = Math.min(1, row.size / this.#maxBatchSize);
+    const filled = ms * (this.#useful ?? places);
     this.#slots.now[COLUMN.filledMs]! += filled;
     this.#slots.now[COLUMN.emptyMs]! += ms - filled;
-    this.#workers.spent(row.worker, ms, filled);
+    this.#workers.spent(row.worker, ms, ms * places);
     row.countedTo = until;
   }
 

@@ -41,7 +41,7 @@ export const COLUMNS = [
   "wait",
   "idle",
   "deadline",
-  /** Worker time: occupied places, empty places, no batch. */
+  /** Worker time: occupied places, empty places (of a padded model useful cells and padding), no batch. */
   "filledMs",
   "emptyMs",
   "idleMs",

@@ -19,7 +19,13 @@ import { leastLatency } from "../../../src/cli/plan/bounds.ts";
 import { lengthsIn, spreadWholeMs, TraceReader } from "../../../src/cli/plan/trace-file.ts";
 import { Random } from "../../../src/core/random.ts";
 import { estimateTokens } from "../../../src/core/weight.ts";
-import { burstArrivals, poisson, poissonArrivals } from "../../../src/cli/plan/workload.ts";
+import {
+  burstArrivals,
+  poisson,
+  poissonArrivals,
+  slowStart,
+  slowStartMs,
+} from "../../../src/cli/plan/workload.ts";
 
 test("service times as people write them", () => {
   const cases: [string, [number, number] | undefined][] = [
@@ -173,6 +179,16 @@ describe("arrivals", () => {
     assert.ok(list.length > 1500);
     for (const at of list) assert.equal(next(), at);
     assert.equal(next(), Infinity);
+  });
+
+  test("a slow start is a quarter as dense, and later ones keep their gaps", () => {
+    const list = poisson(1, 10_000, 5);
+    const next = slowStart(poissonArrivals(1, 10_000, 5), 2000);
+    const slow = list.map(() => next());
+    assert.equal(next(), Infinity);
+    const early = list.filter((at) => at < 500).length;
+    assert.ok(slow[early - 1]! < 2000 && slow[early]! >= 2000);
+    assert.equal(slow[early]! - list[early]!, slowStartMs(2000));
   });
 
   test("crowds keep the mean, and peak where they should", () => {

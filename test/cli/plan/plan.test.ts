@@ -131,7 +131,7 @@ describe("how many workers", () => {
 });
 
 describe("--lengths", () => {
-  const ask = "--rate 400 --slo p99=600ms --service 20+0.2n+0.02nl --batch 32 --duration 8s";
+  const ask = "--rate 600 --slo p99=300ms --service 20+0.2n+0.02nl --batch 32 --duration 8s";
 
   test("what grouping saves is told against order of arrival", async () => {
     const { code, out, err } = await call(plan, `${ask} --lengths mixed`);
@@ -140,7 +140,8 @@ describe("--lengths", () => {
     assert.match(out, /20 \+ 0\.2·n \+ 0\.02·n·l ms a batch/);
     assert.match(out, /inputs of up to 512 tokens \(--lengths mixed\)/);
     const found = await json<Planned & { in_order_of_arrival: Row }>(`${ask} --lengths mixed --json`);
-    assert.ok(found.workers <= found.in_order_of_arrival.workers);
+    const { in_order_of_arrival: inOrder } = found;
+    assert.ok(1.5 * found.workers <= inOrder.workers, `${found.workers} instead of ${inOrder.workers}`);
     const chosen = found.rows.find(({ workers }) => workers === found.workers)!;
     assert.ok(chosen.meets_slo && chosen.load <= 0.7 && chosen.p99_ms >= found.bound_ms, `${chosen.load}`);
   });
@@ -202,7 +203,7 @@ describe("--lengths", () => {
         2,
         /how long are the inputs\? .* or a file/,
       ],
-      [`${ask.replace("600ms", "24ms")} --lengths mixed`, 1, /a batch of one alone takes 29\.\d ms/],
+      [`${ask.replace("300ms", "24ms")} --lengths mixed`, 1, /a batch of one alone takes 29\.\d ms/],
     ];
     for (const [line, code, message] of cases) {
       const said = await call(plan, line);

@@ -425,6 +425,33 @@ describe("property: padded, echoed and cut is what it was", () => {
   });
 });
 
+test("BYTES behind another dimension are cut in each of its parts", () => {
+  const request = (length: number): Sent =>
+    writeMessage(
+      {},
+      [{ name: "x", datatype: "INT8", shape: [1, 1, length], raw: Buffer.alloc(length) }],
+      "inputs",
+    );
+  const batch = tasks({ axis: 2, value: 0, outputs: ["tags"] }, request(1), request(2));
+  const texts = ["a", "-", "b", "-", "c", "d", "e", "f"];
+  const tags = { name: "tags", datatype: "BYTES", shape: [2, 2, 2] };
+  for (const form of [{ data: texts }, { raw: rawFromJson(JSON.stringify(texts), "BYTES") }]) {
+    assert.deepEqual(firsts(reply([{ ...tags, ...form }], batch)), [
+      [[1, 2, 1], '["a","b"]'],
+      [[1, 2, 2], '["c","d","e","f"]'],
+    ]);
+  }
+});
+
+test("BOOL is padded with true and false in JSON", () => {
+  const bools = (...data: readonly boolean[]): Sent =>
+    writeMessage({}, [{ name: "on", datatype: "BOOL", shape: [1, data.length], data }], "inputs");
+  for (const value of [0, 1]) {
+    const [on] = sent(call(tasks({ axis: 1, value }, bools(true), bools(false, true))));
+    assert.deepEqual(on!.data, [true, value === 1, false, true]);
+  }
+});
+
 describe("which outputs are cut", () => {
   const y = (rows: number, ...shape: readonly number[]): Tensor => ({
     name: "y",

@@ -167,7 +167,7 @@ function batchRow(scene: Scene, worker: number, n: number, start: number, end: n
     dice === 50 ? 2 : 1,
     tiers,
     end === 0 ? "" : `${lengths[0]}/${Math.round(taken * lengths[0] * 0.8)}/${lengths[1]}`,
-    reason === 0 && lengths[1] > lengths[0] ? WHY : "",
+    scene === "overload" && lengths[1] > lengths[0] ? WHY : "",
   ];
 }
 
@@ -273,7 +273,7 @@ export function modelFrame(scene: Scene, now: number, fromSecond: number, batche
     oldestWaitMs: shape.queueMs,
     workers: workersOf(scene, now),
     curve: curveOf(scene),
-    cost: some ? COST : null,
+    cost: scene === "overload" ? COST : null,
     slots: slotsOf(scene, fromSecond, Math.max(0, second - fromSecond)),
     batches: batchesOf(scene, batchesFrom, now, now),
     batchesLeftOut: 0,

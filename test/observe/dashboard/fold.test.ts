@@ -3,6 +3,7 @@ import assert from "node:assert/strict";
 import { describe, test } from "node:test";
 import fc from "fast-check";
 import { type Column, COLUMNS, HISTORY_SECONDS } from "../../../src/observe/dashboard/frames.ts";
+import { rounded } from "../../../src/observe/dashboard/slots.ts";
 import { RULES, Stage, START, TIERS, workerSight } from "./stage.ts";
 
 const gold = (size: number): number[] => new Array<number>(size).fill(0);
@@ -272,6 +273,13 @@ describe("padding", () => {
     assert.deepEqual(column(stage, "inOrderCells"), [360 + 160 + 5]);
     assert.deepEqual(column(stage, "usefulCells"), [30 + 150 + 5]);
     assert.deepEqual(column(stage, "groupedMs"), [300]);
+    // Useful shares of b1 (30 of 40) and b2 (150 of 180); a place each of b3 and b4.
+    assert.deepEqual(column(stage, "filledMs"), [rounded(200 * 0.75 + 100 * (5 / 6) + 18 / 64)]);
+    assert.deepEqual(
+      stage.look().workers.map(({ filled }) => filled),
+      [0.013, 0.003],
+      "places, as ever",
+    );
     assert.deepEqual(column(stage, "savedMs"), [260]);
     assert.deepEqual(
       stage.look().batches.map((row) => [row[0], ...row.slice(10)]),

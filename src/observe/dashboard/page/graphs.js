@@ -3,7 +3,7 @@
 /** @import { View } from "./app.js" */
 import { Chart } from "./charts.js";
 import { byId, say, show, table } from "./dom.js";
-import { count, ms, rate, share, span, times } from "./format.js";
+import { count, ms, rate, share, times } from "./format.js";
 import { Split } from "./panels.js";
 
 const LATENCIES = /** @type {const} */ (["p50", "p95", "p99"]);
@@ -40,16 +40,19 @@ export class Graphs {
       return `${when(ago)}${[`${rate(all)}/s`, ...bad].filter((part) => part !== "").join(" · ")}`;
     },
   });
+  /** Whether its time follows rows × longest: then not empty seats are waste, but padding. */
+  #pads = false;
   #gpu = new Chart("gpu", {
     top: 1,
     lines: [
-      { name: "with empty seats", colour: "middle", width: 1, fill: "hatch" },
-      { name: "filled", colour: "area", width: 1, fill: "solid" },
+      { name: "with waste", colour: "middle", width: 1, fill: "hatch" },
+      { name: "used", colour: "area", width: 1, fill: "solid" },
     ],
     axis: (value) => share(value),
     read: ([busy, filled], ago) => {
       if (busy === null || busy === undefined) return `${when(ago)}–`;
-      return `${when(ago)}${share(filled)} filled · ${share(busy - (filled ?? 0))} empty · ${share(1 - busy)} idle`;
+      const [used, waste] = this.#pads ? ["useful", "padding"] : ["filled", "empty"];
+      return `${when(ago)}${share(filled)} ${used} · ${share(busy - (filled ?? 0))} ${waste} · ${share(1 - busy)} idle`;
     },
   });
   #padding = new Chart("padding", {
@@ -73,9 +76,9 @@ export class Graphs {
     ["failed", "cut-failed"],
   ]);
   #gpuSplit = new Split("gpu-split", [
-    ["filled seats", "cut-worker"],
-    ["empty seats", "cut-queue"],
-    ["idle", "cut-gateway"],
+    ["", "cut-worker"],
+    ["", "cut-queue"],
+    ["", "cut-gateway"],
   ]);
   #paddingSplit = new Split("padding-split", [
     ["useful cells", "cut-worker"],
@@ -90,6 +93,8 @@ export class Graphs {
     this.#split.update(slow === null ? null : [slow.queueMs, slow.workerMs, slow.gatewayMs], ms);
     // A second is added once a second; the other frames bring nothing for a chart.
     const sum = (/** @type {Column} */ name) => history.sum(name, rangeS);
+    this.#pads = model.cost?.kind === "padded";
+    this.#gpuSplit.rename(gpuNames(this.#pads));
     const drawn = `${at} ${rangeS} ${history.from + history.length} ${view.tables}`;
     if (drawn === this.#drawn) return;
     this.#drawn = drawn;
@@ -146,10 +151,7 @@ export class Graphs {
     this.#padding.update([over(inOrder), over(padded)], rangeS, [recent(lately[1]), recent(lately[0])]);
     const [all, used] = [history.sum("paddedCells", rangeS), history.sum("usefulCells", rangeS)];
     this.#paddingSplit.update([used, Math.max(0, all - used)], (value) => share(value / all));
-    say(
-      byId("padding-saved"),
-      savedWords(history.sum("groupedMs", rangeS), history.sum("savedMs", rangeS), rangeS),
-    );
+    say(byId("padding-saved"), savedWords(history.sum("groupedMs", rangeS), history.sum("savedMs", rangeS)));
     say(byId("padding-cost"), cost === null ? "" : costWords(cost));
   }
 
@@ -171,10 +173,13 @@ export class Graphs {
       );
     put("latency", ["p50", "p95", "p99"], lines(LATENCIES, ms));
     put("rate", ["all", "refused", "failed"], lines(["requests", "refused", "failed"], rate));
-    put("gpu", ["filled seats", "empty seats", "idle"], lines(GPU_PARTS, ms));
+    put("gpu", gpuNames(this.#pads), lines(GPU_PARTS, ms));
     put("padding", ["computed cells", "in order of arrival", "useful"], lines(CELLS, count));
   }
 }
+
+/** @param {boolean} pads */
+const gpuNames = (pads) => [pads ? "useful" : "filled seats", pads ? "padding" : "empty seats", "idle"];
 
 /** A gap in the history is no second without requests. @param {View} view */
 function requestsOf({ history, rangeS }) {
@@ -182,12 +187,13 @@ function requestsOf({ history, rangeS }) {
   return history.last("requests", rangeS).map((each, i) => (load[i] === null && each === 0 ? null : each));
 }
 
-/** Against batches of as many inputs in order of arrival; "" where inputs are not grouped. @param {number} busyMs @param {number} savedMs @param {number} rangeS */
-function savedWords(busyMs, savedMs, rangeS) {
+/** Against batches of as many inputs in order of arrival; "" where inputs are not grouped. @param {number} busyMs @param {number} savedMs */
+function savedWords(busyMs, savedMs) {
   if (busyMs === 0 || savedMs === 0) return "";
-  if (savedMs < 0) return `Grouping by length cost ${ms(-savedMs)} of GPU time in ${span(rangeS)}.`;
+  const seconds = `${count(Math.abs(savedMs) / 1000)} s of GPU time`;
+  if (savedMs < 0) return `Grouping by length cost ${seconds}.`;
   const part = share(savedMs / (busyMs + savedMs));
-  return `Grouping by length saved ${ms(savedMs)} of GPU time, ${part} of what order of arrival would have taken.`;
+  return `Grouping by length saved ${seconds}, ${part} of what order of arrival would have taken.`;
 }
 
 /** @param {CostFrame} cost */

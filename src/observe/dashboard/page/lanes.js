@@ -3,6 +3,7 @@
  *
  * A block is a batch: its width is the time on the worker, its height the share of `maxBatchSize` that was taken,
  * its colour, letter and hatch the reason why it left. The pale part above is empty seats that ran all the same.
+ * Where there is room it says how many tasks it has, and up to how many tokens they are.
  *
  * Frames come twice a second, so the right edge lies `LAG_MS` in the past: what began or ended there is known,
  * and blocks move evenly. Drawn at most 30 times a second and not at all in a hidden tab; once a second for those
@@ -202,7 +203,9 @@ export class Lanes {
     if (width < 11 || height < 13) return;
     const pen = this.#pen;
     const letter = LETTERS[batch.reason] ?? "?";
-    const words = width >= 30 + (batch.attempt > 1 ? 12 : 0) ? `${letter}${batch.size}` : letter;
+    const room = width - (batch.attempt > 1 ? 12 : 0);
+    const longest = batch.lengths && room >= 64 ? ` ≤${batch.lengths.longest}` : "";
+    const words = room >= 30 ? `${letter}${batch.size}${longest}` : letter;
     const full = batch.attempt > 1 && width >= 24 ? `${words}↻` : words;
     pen.font = "600 11px system-ui, sans-serif";
     pen.textAlign = "left";

@@ -227,18 +227,25 @@ export class Split {
   #root;
   #parts;
   #words;
+  #names;
   /** @param {string} id @param {readonly (readonly [name: string, kind: string])[]} parts */
   constructor(id, parts) {
     this.#root = byId(id);
     this.#parts = parts.map(([, kind]) => h("i", { class: kind }));
     this.#words = parts.map(() => h("b"));
-    const legend = parts.map(([name, kind], at) =>
-      h("li", {}, h("i", { class: kind, "aria-hidden": "true" }), `${name} `, this.#words[at]),
+    this.#names = parts.map(([name]) => h("span", {}, name));
+    const legend = parts.map(([, kind], at) =>
+      h("li", {}, h("i", { class: kind, "aria-hidden": "true" }), this.#names[at], " ", this.#words[at]),
     );
     this.#root.append(
       h("div", { class: "cut", "aria-hidden": "true" }, ...this.#parts),
       h("ul", {}, ...legend),
     );
+  }
+
+  /** @param {readonly string[]} names */
+  rename(names) {
+    this.#names.forEach((node, at) => say(node, names[at] ?? ""));
   }
 
   /** @param {readonly number[] | null} values @param {(value: number) => string} write */
@@ -348,7 +355,7 @@ export class Curve {
   );
 
   /** @param {View} view */
-  update({ model: { curve }, tables }) {
+  update({ model: { curve, cost }, tables }) {
     const points = curve?.points ?? [];
     const [largest = 0] = points.at(-1) ?? [];
     const knee = curve?.knee;
@@ -364,9 +371,11 @@ export class Curve {
       : `no knee up to ${count(largest)}`;
     const box = byId("curve");
     show(box, largest > 0);
-    mark(box, "aria-label", words);
-    say(byId("curve-read"), largest ? words : "");
-    say(byId("curve-hint"), largest ? `ms by tasks in a batch. ${curve?.hint}` : "Not known yet.");
+    mark(box, "aria-label", cost === null ? words : `up to ${plural(largest, "task")}`);
+    say(byId("curve-read"), largest > 0 && cost === null ? words : "");
+    const said =
+      cost === null ? curve?.hint : "It follows their lengths more than their number: see Padding.";
+    say(byId("curve-hint"), largest ? `ms by tasks in a batch. ${said}` : "Not known yet.");
     if (!tables) return;
     const lines = points.map(([size, took, each]) => [count(size), count(each), ms(took)]);
     byId("curve-twin").replaceChildren(table(["Tasks", "Batches", "Time"], lines, "Batch time by size"));

@@ -94,7 +94,9 @@ export class Workers {
     const first = this.#page * most;
     say(byId("lanes-shown"), `${first + 1}–${first + shown.length} of ${all.length}`);
     const hint =
-      all.length === 0 ? "none is known yet" : `last ${this.lanes.spanS} s · width = time · height = fill`;
+      all.length === 0
+        ? "none is known yet"
+        : `last ${this.lanes.spanS} s · width = time · height = fill${model.cost === null ? "" : " · ≤ longest input"}`;
     say(
       byId("workers-hint"),
       model.batchesLeftOut > 0 ? `${hint} · ${count(model.batchesLeftOut)} not drawn` : hint,
