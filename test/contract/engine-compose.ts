@@ -183,9 +183,9 @@ function tiers(holds: Holds): void {
     const mixed = [10, 10, 1000, 100, 10, 100];
     const { taken } = await flooded(stage, 16, 150, [mixed, mixed, mixed]);
     const sum = taken[0]! + taken[1]! + taken[2]!;
-    assert.ok(taken[0]! >= 0.75 * sum, `${taken.join(" ")}`);
-    assert.ok(taken[1]! >= 0.07 * sum && taken[1]! <= 0.15 * sum, `${taken.join(" ")}`);
-    assert.ok(taken[2]! >= 0.035 * sum && taken[2]! <= 0.09 * sum, `${taken.join(" ")}`);
+    assert.ok(taken[0]! >= 0.75 * sum, taken.join(" "));
+    assert.ok(taken[1]! >= 0.07 * sum && taken[1]! <= 0.15 * sum, taken.join(" "));
+    assert.ok(taken[2]! >= 0.035 * sum && taken[2]! <= 0.09 * sum, taken.join(" "));
   });
 
   holds(
