@@ -61,7 +61,7 @@ const LEAST_SECONDS = 60;
 /** Place of the sentence in a `BatchRow`. */
 const WHY = 11;
 /** A frame stays below this, unless the workers alone need more. */
-const FRAME_BYTES = 8192;
+const FRAME_BYTES = 12_288;
 const LEAST_ROWS = 8;
 /** Framing around the batches: "event: frame", commas. */
 const AROUND_BYTES = 64;
