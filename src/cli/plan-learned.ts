@@ -1,7 +1,7 @@
 /**
  * `ferry plan --learned FILE`: service times per batch size that a running Ferry has learned (GET /internal/workers),
  * the knee, and with --rate and --slo a plan. Never plans beyond the knee: larger batches only take proportionally
- * longer.
+ * longer. With --lengths, where time depends on them, by the learned cost of lengths and without a knee.
  */
 import { readFileSync } from "node:fs";
 import { type ServiceTime, type Timing, fitLine, formatService } from "./plan/fit.ts";
@@ -25,8 +25,9 @@ export async function planLearned(call: Call, console: Console, settings: Settin
   const learned = choose(readLearned(call.text("learned")!), call);
   const { points, knee, hint } = learned;
   const asked = call.text("batch") === undefined ? learned.maxBatchSize : settings.limits.maxBatchSize;
-  const maxBatchSize = Math.min(asked, knee ?? Infinity);
   const byLength = settings.lengths && learned.byLength;
+  // Where lengths matter, sizes alone have no knee: which inputs were in the batches decided their time.
+  const maxBatchSize = byLength ? asked : Math.min(asked, knee ?? Infinity);
   const service =
     byLength ?? fitLine(points.filter(({ size }) => size <= maxBatchSize || size === points[0]!.size));
   const limits = { ...settings.limits, maxBatchSize };

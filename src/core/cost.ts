@@ -39,15 +39,22 @@ const CLEARER = 0.8; // `padded` and `packed` replace each other below this shar
 const CONTRASTS = 12; // batches of half or twice the usual longest that are enough to decide
 const UNLIKE = 1.2; // computed over useful cells of batches of unlike inputs
 const CLIP = 4;
+const LEAST_MS = 0.1;
 const WEIGHT = 0.05;
 
-/** Least squares over a few features that are never negative. */
+/**
+ * Least squares over a few features that are never negative.
+ *
+ * A time is from reply to reply: a reply that was read late has taken from the next, and of two read at once the second
+ * took no time. So a sample weighs by what was expected of it, which makes late and early cancel out, and short batches,
+ * of which little is left, are judged against the mean time.
+ */
 class LinearFit {
   readonly #size: number;
   readonly #products: Float64Array; // Σ w·x·xᵀ
   readonly #targets: Float64Array; // Σ w·x·y
   readonly factors: Float64Array;
-  error = 0; // mean squared relative error of predictions
+  error = 0; // mean squared error of predictions, relative to the larger of them, the batch's and the mean time
 
   constructor(size: number) {
     this.#size = size;
@@ -62,13 +69,15 @@ class LinearFit {
     return sum;
   }
 
-  learn(features: readonly number[], ms: number, judged: boolean): void {
+  learn(features: readonly number[], ms: number, meanMs: number, judged: boolean): void {
     const size = this.#size;
+    const expected = this.of(features);
     if (judged) {
-      const off = Math.min(CLIP, this.of(features) / ms - 1);
+      const off = (expected - ms) / Math.max(ms, expected, meanMs);
       this.error += ERROR_WEIGHT * (off * off - this.error);
     }
-    const weight = 1 / (ms * ms);
+    const usual = Math.max(expected, ms / CLIP, meanMs / CLIP, LEAST_MS);
+    const weight = 1 / (usual * usual);
     for (let row = 0; row < size; row++) {
       const x = weight * features[row]!;
       this.#targets[row] = KEPT * this.#targets[row]! + x * ms;
@@ -129,10 +138,12 @@ export class CostEstimate implements ServiceCurve {
   #kind: CostKind = "rows";
   #measured = 0;
   #contrasts = 0;
-  #longest = 0; // usual longest of a batch, and the largest of late
+  #most = 0; // rows of the largest batch
+  #longest = 0; // usual longest input of large batches
   #cells = 0; // means of rows, rows × longest and tokens of measured batches
   #tokens = 0;
   #rows = 0;
+  #meanMs = 0;
   #deviationMs = 0; // around `msOf`, while that knows lengths
 
   /** The model is known to pad: nothing has to be found out. */
@@ -194,13 +205,13 @@ export class CostEstimate implements ServiceCurve {
   /** Expected time of a usual batch of `size`. */
   msFor(size: number): number {
     if (this.#kind === "rows") return this.#line.msFor(size);
-    return Math.max(0.1, this.baseMs + this.perTaskMs * size);
+    return Math.max(LEAST_MS, this.baseMs + this.perTaskMs * size);
   }
 
   /** Expected time of this batch. */
   msOf(shape: BatchShape): number {
     if (this.#kind === "rows" || shape.total === 0) return this.msFor(shape.rows);
-    return Math.max(0.1, this.#fits[this.#kind].of(featuresOf(this.#kind, shape)));
+    return Math.max(LEAST_MS, this.#fits[this.#kind].of(featuresOf(this.#kind, shape)));
   }
 
   /** `shape.total` 0: its lengths were not measured. */
@@ -212,16 +223,26 @@ export class CostEstimate implements ServiceCurve {
     if (total === 0) return;
     this.#measured++;
     const weight = Math.max(WEIGHT, 1 / this.#measured);
-    if (longest * 2 <= this.#longest || longest >= 2 * this.#longest) this.#contrasts++;
-    this.#longest += weight * (longest - this.#longest);
+    this.#contrast(rows, longest, weight);
     this.#rows += weight * (rows - this.#rows);
     this.#cells += weight * (rows * longest - this.#cells);
     this.#tokens += weight * (total - this.#tokens);
-    const sample = Math.max(0.01, Math.min(ms, this.settled ? CLIP * this.msOf(shape) : ms));
+    this.#meanMs += weight * (ms - this.#meanMs);
+    const sample = this.settled ? Math.min(ms, CLIP * Math.max(this.msOf(shape), this.#meanMs)) : ms;
     const judged = this.#measured > LEAST_SAMPLES / 2;
     for (const kind of ["rows", "padded", "packed"] as const)
-      this.#fits[kind].learn(featuresOf(kind, shape), sample, judged);
+      this.#fits[kind].learn(featuresOf(kind, shape), sample, this.#meanMs, judged);
     if (this.#measured >= LEAST_SAMPLES) this.#decide();
+  }
+
+  /** Only batches of at least half the most rows: single inputs cost the same padded and packed. */
+  #contrast(rows: number, longest: number, weight: number): void {
+    if (rows >= 2 * this.#most) this.#contrasts = this.#longest = 0;
+    this.#most = Math.max(this.#most, rows);
+    if (rows * 2 < this.#most) return;
+    if (this.#longest === 0) this.#longest = longest;
+    if (longest * 2 <= this.#longest || longest >= 2 * this.#longest) this.#contrasts++;
+    this.#longest += weight * (longest - this.#longest);
   }
 
   #decide(): void {
@@ -235,6 +256,8 @@ export class CostEstimate implements ServiceCurve {
       (best === "padded" ? padded : packed).error < (before === "rows" ? ON : OFF) * rows.error;
     const rowsWillDo = before === "rows" && rows.error < GOOD_ENOUGH;
     this.#kind = this.assumePadded || (explains && !rowsWillDo) ? best : "rows";
+    // What seemed to explain it no longer does: find out again.
+    if (before !== "rows" && this.#kind === "rows") this.#contrasts = 0;
     if (before === "rows" && this.#kind !== "rows")
       this.#deviationMs = Math.sqrt(this.#fits[best].error) * this.msFor(this.#rows);
   }

@@ -439,6 +439,30 @@ function processes(
         await all.passUntil(() => leader!.pooled + other!.pooled === 6, "the rest is read", 10);
       });
 
+      test("under backlog one that holds its share leaves new tasks to another, for as long as that takes them", async () => {
+        await using all = fleet();
+        const [gateway, first, second] = (await all.gatewayAndBatchers(2)) as Process[];
+        const busy = eager({ room: () => 0, batchSize: () => 1, pacePerMs: () => 0, share: () => 0.5 });
+        let serves = true;
+        await gateway!.putTogether(6);
+        await first!.engine.serve(busy);
+        await all.passUntil(() => first!.pooled === 6, "nobody else has any", 1);
+        await second!.engine.serve({ ...busy, models: () => (serves ? [MODEL] : []) });
+        const counted = (): boolean =>
+          [first!, second!].every(({ engine }) => engine.stats().queued === first!.pooled + second!.pooled);
+        for (const pooled of [2, 4]) {
+          await gateway!.putTogether(2);
+          await all.passUntil(() => second!.pooled === pooled, "it has less than its share", 1);
+          await all.passUntil(counted, "both know what waits", 100);
+        }
+        assert.equal(first!.pooled, 6);
+        serves = false;
+        await gateway!.putTogether(2);
+        const putAt = all.clock.now();
+        await all.passUntil(() => first!.pooled === 8, "nobody else takes them", 1);
+        assert.ok(all.clock.now() - putAt >= 50, "not before");
+      });
+
       test("one that is killed is noticed by its lease, and another goes on", async () => {
         await using all = fleet();
         const gateway = await all.start();

@@ -84,6 +84,13 @@ export class TaskPool {
     return sum;
   }
 
+  /** In all pools and streams, as last heard. */
+  waitingInFleet(model: string): number {
+    let sum = 0;
+    for (const depth of this.#depths.waiting(model)) sum += depth;
+    return sum;
+  }
+
   /** No other batcher takes over this one's entries in a shard before `until`. */
   leased(shard: number, until: number): void {
     this.#leasedUntil.set(shard, until);

@@ -12,8 +12,9 @@
  * more than fills a batch. One that finds a full batch reads as the leader does for a while.
  *
  * While workers keep up it reads AHEAD_MS of their pace ahead. When more waits and no worker of the fleet is idle, each
- * batcher takes its share of all that waits, by pace: tiers and tenants are served in turn from a pool, not from a
- * stream.
+ * batcher takes its share of all that waits, by pace: tiers and tenants are served in turn, and batches of similar
+ * length made, from a pool, not from a stream. One that holds more than its share leaves new entries to the others, for
+ * AHEAD_MS.
  *
  * Its lease is its `alive:` key, renewed each third of `leaseMs`. A batcher whose key is gone is dead: any other takes
  * its pending entries over (XPENDING, XCLAIM). Tasks that ran there are charged with the loss (`core/retry.ts`),
@@ -234,18 +235,29 @@ export class BundleReader {
 
   /** Reads entries that stayed unread for `afterMs`, or enough of them to fill a batch. */
   async #standBy(shard: number, model: string, stream: string, afterMs: number): Promise<void> {
+    const found = await this.#unreadIn(shard, stream, afterMs);
+    if (found === undefined) return;
+    const full = found.lag * this.#entrySize >= this.#demand!.batchSize(model);
+    if (!full && found.forMs < afterMs) return;
+    if (full) this.#busyAt.set(model, this.#parts.clock.now());
+    await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
+  }
+
+  /** How many entries are unread, and for how long; undefined: none, or it was just asked. */
+  async #unreadIn(
+    shard: number,
+    stream: string,
+    afterMs: number,
+  ): Promise<{ lag: number; forMs: number } | undefined> {
     const { clock } = this.#parts;
     const before = this.#unread.get(stream);
     // A check costs a call: four within the wait are enough.
-    if (clock.now() < (before?.lookedAt ?? -Infinity) + afterMs / 4) return;
+    if (clock.now() < (before?.lookedAt ?? -Infinity) + afterMs / 4) return undefined;
     const { lag, last } = await this.#lag(shard, stream);
     const now = clock.now();
     const since = lag > 0 && before?.last === last ? before.since : now;
     this.#unread.set(stream, { last, since, lookedAt: now });
-    const full = lag * this.#entrySize >= this.#demand!.batchSize(model);
-    if (lag === 0 || (!full && now - since < afterMs)) return;
-    if (full) this.#busyAt.set(model, now);
-    await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
+    return lag === 0 ? undefined : { lag, forMs: now - since };
   }
 
   /** Reads another zone's entries once the first has waited for `afterMs`. */
@@ -262,10 +274,13 @@ export class BundleReader {
       await this.#read(shard, [stream], this.#entries(this.#wanted(model)));
   }
 
-  /** Under backlog, takes its workers' share of the fleet of what waits. */
+  /** Under backlog, takes its workers' share of the fleet of what waits; beyond that, what no other batcher takes. */
   async #readShare(shard: number, model: string, stream: string): Promise<void> {
-    const { lag } = await this.#lag(shard, stream);
-    if (lag > 0) await this.#read(shard, [stream], Math.ceil(lag * this.#demand!.share(model)));
+    const share = this.#demand!.share(model);
+    const enough = share < 1 && this.#pool.waiting(model) >= share * this.#pool.waitingInFleet(model);
+    const found = await this.#unreadIn(shard, stream, enough ? AHEAD_MS : 0);
+    if (found === undefined || (enough && found.forMs < AHEAD_MS)) return;
+    await this.#read(shard, [stream], Math.ceil(found.lag * share));
   }
 
   /** Number of unread entries, and the id of the last delivered one. */

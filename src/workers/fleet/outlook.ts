@@ -99,6 +99,8 @@ export class FleetOutlook {
       batchMs: mean(({ batchMs }) => batchMs),
       runMs: runMsOf(beats.map(({ runMs, perMs }) => ({ ms: runMs, perMs }))),
       deviationMs: Math.hypot(ORDER_MS, deviationMs),
+      // A member of an older version does not report it.
+      overtakeMs: Math.max(0, ...beats.map((beat) => beat.overtakeMs ?? 0)),
       freeAt: freeAt.sort((one, other) => one - other),
       nextUsableAt: now + fleet.model(this.#model).nextUsableInMs,
     };

@@ -205,7 +205,12 @@ test("a batcher's own numbers are fresh, not those of its last beat", async () =
 test("what a gateway lets in by: the sum of what counts, free times spread over a batch", async () => {
   const { clock, fleet, report } = gateway([MODEL]);
   const outlook = new FleetOutlook(fleet, MODEL);
-  fleet.hear({ held: [], giveBack: [], unheld: [], members: others });
+  // The others are of a version that does not report it.
+  const b1 = member({
+    ...others[0]!,
+    models: [{ ...model, capacity: { ...model.capacity, overtakeMs: 150 } }],
+  });
+  fleet.hear({ held: [], giveBack: [], unheld: [], members: others.with(0, b1) });
   const now = clock.now();
   assert.deepEqual(outlook.horizon(now), {
     guessed: false,
@@ -218,6 +223,7 @@ test("what a gateway lets in by: the sum of what counts, free times spread over 
     batchMs: 100,
     runMs: 100,
     deviationMs: Math.hypot(20, 2),
+    overtakeMs: 150,
     freeAt: [now + 100, now + 100],
     nextUsableAt: now + 260,
   });
