@@ -35,19 +35,22 @@ export function refundSeats(
   credits: number[],
   used: readonly number[],
 ): void {
+  if (!backlogged(seats, depths)) return;
   for (let tier = 1; tier < depths.length; tier++) {
     const earned = Math.min(seats, (before[tier] ?? 0) + floorOf(tier, depths.length) * seats);
-    const owed = earned - credits[tier]!;
-    if (credits[tier] !== before[tier] && owed > used[tier]!) credits[tier] = earned - used[tier]!;
+    credits[tier] = Math.max(credits[tier]!, earned - used[tier]!);
   }
+}
+
+function backlogged(seats: number, depths: readonly number[]): boolean {
+  return depths.reduce((sum, depth) => sum + depth, 0) > seats;
 }
 
 /** Tasks per tier in a batch of `seats`. `depths[t]`: queued. `credits[t]`: kept across batches, updated in place. */
 export function seatTiers(seats: number, depths: readonly number[], credits: number[]): number[] {
   const taken = depths.map(() => 0);
-  const backlog = depths.reduce((sum, depth) => sum + depth, 0);
-  let left = Math.min(seats, backlog);
-  if (backlog > seats) {
+  let left = seats;
+  if (backlogged(seats, depths)) {
     for (let tier = 1; tier < depths.length; tier++) {
       const credit = Math.min(seats, (credits[tier] ?? 0) + floorOf(tier, depths.length) * seats);
       const owed = Math.min(Math.floor(credit), depths[tier]!, left);

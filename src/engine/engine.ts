@@ -94,11 +94,12 @@ export interface RecordView {
 
 /** Makes a batch of tasks of similar length (`compose` in `core/policy.ts`). */
 export interface Composition {
-  /** Tasks of each tier that are examined, in service order. */
+  /** Tasks that are examined, in service order; of each tier in proportion to its seats in the batch. */
   readonly window: number;
   /**
    * How long later tasks of the tier may overtake one, from the first time. After that none does: until it has left,
-   * batches are taken in service order, or from the tasks before it.
+   * batches are taken in service order, or from the tasks before it. A lower tier under backlog has a share of the
+   * seats only, so its time is longer: divided by that share, at least its floor (`core/fair.ts`).
    */
   readonly overtakeMs: number;
   readonly lengthOf: (input: Json) => number;
@@ -125,7 +126,7 @@ export interface ClaimRequest {
    * running tasks before it returns, and counts the death against them at the next start (`core/retry.ts`).
    */
   readonly inProcess?: boolean;
-  /** Absent: in service order. The first in service order is always claimed. */
+  /** Absent: in service order. The first in service order is claimed, or the first of a lower tier that is due. */
   readonly composition?: Composition | undefined;
   readonly batch: Omit<BatchNote, "size">;
 }

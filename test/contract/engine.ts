@@ -8,6 +8,7 @@
 import { describe } from "node:test";
 import { cancelContract } from "./engine-cancel.ts";
 import { claimContract } from "./engine-claim.ts";
+import { composeContract } from "./engine-compose.ts";
 import { lettersContract } from "./engine-letters.ts";
 import { onlyContract } from "./engine-only.ts";
 import { type PropertyLimits, propertyContract } from "./engine-property.ts";
@@ -27,6 +28,7 @@ export function engineContract(name: string, open: OpenEngine, limits: PropertyL
     sharingContract(holds);
     onlyContract(holds);
     claimContract(holds);
+    composeContract(holds);
     settleContract(holds);
     cancelContract(holds);
     reapContract(holds);

@@ -57,7 +57,7 @@ class Model {
 function serve(queue: TierQueue): TaskRecord | undefined {
   const { next } = queue;
   if (next === undefined) return undefined;
-  queue.served();
+  queue.served(next);
   queue.remove(next);
   return next;
 }

@@ -7,7 +7,7 @@
  * group with tasks of several tenants is served on the turn of the first of them. So a tenant with a thousand groups
  * delays only itself. An arrival or departure costs O(log n) in the number of groups.
  */
-import { refundSeats, seatTiers } from "../../core/fair.ts";
+import { floorOf, refundSeats, seatTiers } from "../../core/fair.ts";
 import { type Due, Heap } from "../../core/heap.ts";
 import { hasShare } from "../../core/share.ts";
 import { Table } from "../../core/table.ts";
@@ -95,9 +95,15 @@ export class TierQueue extends RecordList {
     if (this.size === 0) this.#rows = this.#turn = undefined;
   }
 
-  /** The next record was taken: it is the next tenant's turn. */
-  served(): void {
-    if (this.#turn !== undefined) this.#turn = this.#turn.after;
+  /** This record is about to be taken. Its tenant has had its turn, unless an earlier task of it was passed over. */
+  served(record: TaskRecord): void {
+    const { row } = record;
+    if (row === undefined || row.first !== record) return;
+    if (row === this.#turn) this.#turn = row.after;
+    else {
+      this.#leaveRing(row);
+      this.#enterRing(row);
+    }
   }
 
   /** The first `most` in the order in which they would be served. */
@@ -124,11 +130,6 @@ export class TierQueue extends RecordList {
       round = next;
     }
     return found;
-  }
-
-  /** Whose turn it is: its tenant's, or after it the next tenant's. */
-  turnTo({ row }: TaskRecord, after: boolean): void {
-    if (row !== undefined) this.#turn = after ? row.after : row;
   }
 
   /** Whether this tenant has the tier for itself; if it no longer has, builds the rows. */
@@ -531,7 +532,7 @@ export class ModelQueues {
         const record = queue.next!;
         if (record.maxBatchSize <= taken.length) break;
         limit = Math.min(limit, record.maxBatchSize);
-        queue.served();
+        queue.served(record);
         this.remove(record);
         taken.push(record);
       }
@@ -540,13 +541,14 @@ export class ModelQueues {
   }
 
   /**
-   * Removes up to `max` records of similar length. In each tier the first `window` in service order are examined. The
-   * first of the best tier with a seat leads, or the first of a lower tier that had a seat and has been passed over for
-   * half of its time. Seats go to tiers as in any batch; those that a tier has no similar record for go to the others,
-   * best first, but to none below the first that waits when a lower tier leads. Passed-over tenants keep their turn.
+   * Removes up to `max` records of similar length. Seats go to tiers as in any batch, and of each tier the first in
+   * service order are examined, in proportion to its seats. The first of the best tier leads, or the first of a lower
+   * tier that was passed over for long. Seats that a tier has no similar record for go to the others, best first, but
+   * to none below the first that waits when a lower tier leads. Tenants whose first task was passed over keep their
+   * turn.
    *
-   * Undefined: the batch is to be taken in service order, because of a record restricted to a small batch or one that
-   * none may overtake any more.
+   * A record that none may overtake any more ends what is examined of its tier. Where it has a seat in the tier with
+   * the most, the batch is taken in service order: undefined, as for a record restricted to a small batch.
    */
   #compose(
     group: Group,
@@ -563,19 +565,27 @@ export class ModelQueues {
     };
     const best = group.tier;
     const first = seats.findIndex((count) => count > 0);
+    const most = Math.max(...seats);
     let lead: { readonly record: TaskRecord; readonly tier: number } | undefined;
     const windows: TaskRecord[][] = [];
     const lengths: number[] = [];
     for (const [tier, queue] of tiers.entries()) {
-      const head = queue.next;
-      const records = (windows[tier] = head === undefined ? [] : queue.ahead(window));
+      const records = (windows[tier] = queue.ahead(Math.ceil((window * seats[tier]!) / max)));
+      const [head] = records;
       if (head === undefined) continue;
-      if (head.maxBatchSize < max && seats[tier]! > 0) return inOrder();
+      if (head.maxBatchSize < max) return inOrder();
+      // Passed over for half of its time: only those before it, or the next batch's worth, may still go first. That
+      // drains them in batches of their own lengths; a mixed batch in order of service is the last resort.
+      const late = records.findIndex(
+        ({ overtakenUntil: until }) => until !== 0 && until - overtakeMs / 2 <= now,
+      );
+      if (late >= 0) records.length = Math.min(records.length, Math.max(seats[tier]!, late + 1));
       const mustLeave = records.findIndex(({ overtakenUntil: until }) => until !== 0 && until <= now);
-      if (mustLeave >= 0 && mustLeave < seats[tier]!) return inOrder();
+      if (mustLeave >= 0 && mustLeave < seats[tier]! && seats[tier] === most) return inOrder();
       if (mustLeave >= 0) records.length = mustLeave + 1;
-      const waitsLong = head.overtakenUntil !== 0 && head.overtakenUntil - now < overtakeMs / 2;
-      if (tier === first || (waitsLong && seats[tier]! > 0 && lead?.tier === first))
+      const since = head.overtakenUntil;
+      const due = mustLeave >= 0 || (since !== 0 && since - now < overtakeMs / 2);
+      if (lead === undefined || (due && (lead.tier === first || since < lead.record.overtakenUntil)))
         lead = { record: head, tier };
       for (const record of records) {
         if (record.length === 0) record.length = lengthOf(record.task.input);
@@ -604,6 +614,10 @@ export class ModelQueues {
     let [longer, shorter, ordinal, longest] = [0, 0, 0, 0];
     for (const [tier, records] of windows.entries()) {
       const last = records.findLastIndex((record) => chosen.has(record));
+      const share =
+        tier === 0 || seats[tier] === depths[tier]
+          ? 1
+          : Math.max(seats[tier]! / max, floorOf(tier, tiers.length));
       let passed: TaskRecord | undefined;
       for (const [at, record] of records.entries()) {
         if (ordinal++ < chosen.size) longest = Math.max(longest, record.length);
@@ -614,16 +628,15 @@ export class ModelQueues {
         if (at > last && (tier === lead!.tier || used[tier]! >= seats[tier]! || passed !== undefined))
           continue;
         passed ??= record;
-        record.overtakenUntil ||= now + overtakeMs;
+        record.overtakenUntil ||= now + overtakeMs / share;
       }
       const queue = tiers[tier]!;
       for (let at = 0; at <= last; at++) {
         const record = records[at]!;
         if (!chosen.has(record)) continue;
-        queue.turnTo(record, true);
+        queue.served(record);
         this.remove(record);
       }
-      if (passed !== undefined) queue.turnTo(passed, false);
     }
     refundSeats(max, depths, creditsBefore, credits, used);
     return { records: [...chosen], composed: { longer, shorter, inOrder: longest } };
