@@ -258,7 +258,9 @@ export class Dispatcher implements BatchOwner {
     const waiting = this.#waiting();
     const { parameters, depth } = queue;
     const composition =
-      suspected(queue) || departure.probing ? undefined : this.lengths.composition(depth, most);
+      suspected(queue) || departure.probing
+        ? undefined
+        : this.lengths.composition(depth, most, this.horizon(startedAt).perMs);
     slot.bind(batch);
     if (!early) this.#chooser.lastStartAt = startedAt;
     this.#forecaster.changed();

@@ -123,7 +123,7 @@ export class Forecaster {
       batchMs: (one?.paceMs ?? count / even) * share,
       runMs: one?.paceMs ?? runMsOf(running),
       deviationMs: Math.max(service.spreadMs, surprise.share * meanMs) * share,
-      overtakeMs: this.#lengths.overtakeMs,
+      overtakeMs: this.#lengths.overtakeMs(tasks),
       freeAt: freeAt.sort((early, late) => early - late),
       nextUsableAt: this.#workers.nextUsableAt(now),
     };

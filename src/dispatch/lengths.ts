@@ -3,9 +3,10 @@
  * while the model is seen to pad (`core/cost.ts`). Until that is known, some full batches are made of one length, so
  * that batches of different lengths can be compared.
  *
- * A task is examined once it is among the next WINDOW batches, and may be overtaken for
+ * A task is examined once it is among the next `window`, and may be overtaken for `overtakeMs`, with μ tasks per ms:
  *
- *   overtakeMs = min( queueMs / 4, max( maxWaitMs, WINDOW · time of a full batch of the longest inputs of late ) )
+ *   window     = at most 8 batches, and what is served in an eighth of queueMs, but at least one batch
+ *   overtakeMs = max( maxWaitMs, 4 · window / μ )      usually it has left after half of that
  */
 import { type BatchShape, type CostEstimate, unmeasured } from "../core/cost.ts";
 import { compose, type LengthRange } from "../core/policy.ts";
@@ -16,8 +17,8 @@ import type { ModelRules } from "./model-rules.ts";
 
 const WINDOW = 8; // batches
 const MAX_WINDOW = 2048; // tasks: bounds the cost of a choice
-const QUEUE_SHARE = 1 / 4;
-const LONGEST_DECAY = 0.99; // per batch
+const QUEUE_SHARE = 1 / 8;
+const OVERTAKE = 4; // times the usual time of a window
 const EXPLORE_EVERY = 4; // one in this many full batches, while undecided
 const ALIKE = 1.5; // longest over shortest input of such a batch
 const MEASURE_EVERY = 16; // one in this many batches, where the time does not follow lengths
@@ -29,7 +30,6 @@ export class LengthGrouping {
   readonly #lengthOf = lengthOf;
   #batches = 0;
   #explored = 0;
-  #longest = 1; // of late, decaying
 
   constructor(rules: () => ModelRules, cost: CostEstimate) {
     this.#rules = rules;
@@ -43,26 +43,27 @@ export class LengthGrouping {
     return lengths !== "off" && this.#cost.kind === "padded";
   }
 
-  /** How long a task may be overtaken because of its length; 0: not at all. */
-  get overtakeMs(): number {
-    return this.active ? this.#overtakeMs : 0;
+  /** How long a task may be overtaken because of its length, at this pace; 0: not at all. */
+  overtakeMs(perMs: number): number {
+    return this.active ? this.#bounds(this.#rules().limits.maxBatchSize, perMs).overtakeMs : 0;
   }
 
-  get #overtakeMs(): number {
+  #bounds(most: number, perMs: number): Pick<Composition, "window" | "overtakeMs"> {
     const { queueMs = Infinity, limits } = this.#rules();
-    const { maxBatchSize, maxWaitMs } = limits;
-    const rows = { rows: maxBatchSize, longest: this.#longest, total: maxBatchSize * this.#longest };
-    const fullMs = this.#cost.msOf({ ...rows, inOrder: this.#longest });
-    return Math.min(QUEUE_SHARE * queueMs, Math.max(maxWaitMs, WINDOW * fullMs));
+    const window = Math.min(MAX_WINDOW, WINDOW * most, Math.max(most, perMs * QUEUE_SHARE * queueMs));
+    const passMs = perMs > 0 ? window / perMs : 0;
+    return { window: Math.ceil(window), overtakeMs: Math.max(limits.maxWaitMs, OVERTAKE * passMs) };
   }
 
-  /** How to choose from `depth` tasks for a worker that takes `most`; undefined: in order of service. */
-  composition(depth: number, most: number): Composition | undefined {
+  /**
+   * How to choose from `depth` tasks for a worker that takes `most`, where all take `perMs`; undefined: in order of
+   * service.
+   */
+  composition(depth: number, most: number, perMs: number): Composition | undefined {
     const { active } = this;
     if (!active && !this.#explores(depth, most)) return undefined;
     return {
-      window: Math.min(MAX_WINDOW, WINDOW * most),
-      overtakeMs: this.#overtakeMs,
+      ...this.#bounds(most, perMs),
       lengthOf: this.#lengthOf,
       choose: active ? (lengths) => this.#choose(lengths, most) : ([lead]) => similarTo(lead!),
     };
@@ -97,7 +98,6 @@ export class LengthGrouping {
     }
     const { lengths } = this.#rules();
     const classes = typeof lengths === "object" ? lengths : [];
-    this.#longest = Math.max(longest, LONGEST_DECAY * this.#longest);
     const inOrder = paddedTo(classes, Math.max(1, composed?.inOrder ?? longest));
     return { rows, longest: paddedTo(classes, longest), total, inOrder };
   }

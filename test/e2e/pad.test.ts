@@ -20,6 +20,8 @@ import { type Config, Ferry, reloadConfig } from "./harness.ts";
 const PAD_TOKEN = 1;
 const WIDTH = 8;
 const CALLERS = 60;
+/** By size and time alone, and with time enough for a slow machine to fill them. */
+const BATCHES = { maxBatchSize: 16, policy: "fixed", maxWaitMs: 200 };
 
 /** Ferry, or a gateway of a fleet. */
 type Door = Pick<Ferry, "url">;
@@ -48,7 +50,7 @@ async function python(...more: readonly string[]): Promise<Python> {
 
 function front(server: Python, model: object): Promise<Ferry> {
   const backend = { kind: "http", protocol: "oip-v2", workers: [`${server.url}/v2/models/encoder/infer`] };
-  return Ferry.start({ models: [{ name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, ...model }] });
+  return Ferry.start({ models: [{ name: "mine", ...BATCHES, backend, ...model }] });
 }
 
 /** The ids of one row of a caller: none is the padding token. */
@@ -162,7 +164,7 @@ describe("tensors of different length over HTTP", () => {
     await using redis = await startServer();
     const workers = [`${server.url}/v2/models/encoder/infer`];
     const backend = { kind: "http", protocol: "oip-v2", workers };
-    const model = { name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, pad: PAD, timeouts: patient };
+    const model = { name: "mine", ...BATCHES, backend, pad: PAD, timeouts: patient };
     await using fleet = await Fleet.start(
       { gateways: 2, batchers: 1 },
       fleetConfig({ url: redis.url }, [model]),
@@ -178,7 +180,7 @@ describe("tensors of different length over HTTP", () => {
     await using server = await python();
     const backend = { kind: "http", protocol: "oip-v2", workers: [`${server.url}/v2/models/encoder/infer`] };
     const config = (pad: object): Config => ({
-      models: [{ name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, pad: { ...PAD, ...pad } }],
+      models: [{ name: "mine", ...BATCHES, backend, pad: { ...PAD, ...pad } }],
     });
     await using ferry = await Ferry.start(config({}));
     const rounds: Promise<void>[] = [];
@@ -266,7 +268,7 @@ describe("tensors of different length over gRPC", () => {
     const backend = { kind: "grpc", workers: [server.url] };
     await using ferry = await Ferry.start({
       grpc: { listen: "127.0.0.1:0" },
-      models: [{ name: "mine", maxBatchSize: 16, maxWaitMs: 20, backend, pad }],
+      models: [{ name: "mine", ...BATCHES, backend, pad }],
     });
     const ready = await ferry.line(({ msg }) => msg === "ready");
     using client = new OipClient(String(ready["grpc"]).replace("grpc://", ""));

@@ -574,6 +574,12 @@ export class ModelQueues {
       const [head] = records;
       if (head === undefined) continue;
       if (head.maxBatchSize < max) return inOrder();
+      // Passed over for half of its time: only those before it, or the next batch's worth, may still go first. That
+      // drains them in batches of their own lengths; a mixed batch in order of service is the last resort.
+      const late = records.findIndex(
+        ({ overtakenUntil: until }) => until !== 0 && until - overtakeMs / 2 <= now,
+      );
+      if (late >= 0) records.length = Math.min(records.length, Math.max(seats[tier]!, late + 1));
       const mustLeave = records.findIndex(({ overtakenUntil: until }) => until !== 0 && until <= now);
       if (mustLeave >= 0 && mustLeave < seats[tier]! && seats[tier] === most) return inOrder();
       if (mustLeave >= 0) records.length = mustLeave + 1;
