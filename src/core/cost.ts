@@ -217,6 +217,7 @@ export class CostEstimate implements ServiceCurve {
 
   /** `shape.total` 0: its lengths were not measured. */
   learn(shape: BatchShape, ms: number): void {
+    if (!Number.isFinite(ms)) return; // one would make every estimate NaN for ever
     const { rows, longest, total } = shape;
     if (this.#kind !== "rows")
       this.#deviationMs += WEIGHT * (Math.abs(ms - this.msOf(shape)) - this.#deviationMs);
