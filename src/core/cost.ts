@@ -31,6 +31,7 @@ export type CostKind = "rows" | "padded" | "packed";
 
 const KEPT = 0.99; // decay per measured batch
 const ERROR_WEIGHT = 0.03;
+const FIRST_SAMPLES = 6; // these give the mean time only, by which the others weigh: of a cold start they are small and slow
 const LEAST_SAMPLES = 24;
 const ON = 0.6;
 const OFF = 0.8;
@@ -231,6 +232,7 @@ export class CostEstimate implements ServiceCurve {
     this.#meanMs += weight * (ms - this.#meanMs);
     const sample = this.settled ? Math.min(ms, CLIP * Math.max(this.msOf(shape), this.#meanMs)) : ms;
     const judged = this.#measured > LEAST_SAMPLES / 2;
+    if (this.#measured <= FIRST_SAMPLES) return;
     for (const kind of ["rows", "padded", "packed"] as const)
       this.#fits[kind].learn(featuresOf(kind, shape), sample, this.#meanMs, judged);
     if (this.#measured >= LEAST_SAMPLES) this.#decide();
