@@ -33,7 +33,8 @@ type FitKind = CostKind | "stepped";
 
 const KEPT = 0.99; // decay per measured batch
 const ERROR_WEIGHT = 0.03;
-const LEAST_SAMPLES = 12;
+const FIRST_SAMPLES = 6; // these give the mean time only, by which the others weigh: of a cold start they are small and slow
+const LEAST_SAMPLES = 18;
 const ON = 0.6;
 const OFF = 0.8;
 const GOOD_ENOUGH = 0.0025; // mean squared relative error: `rows` is within 5 %
@@ -230,6 +231,7 @@ export class CostEstimate implements ServiceCurve {
 
   /** `shape.total` 0: its lengths were not measured. */
   learn(shape: BatchShape, ms: number): void {
+    if (!Number.isFinite(ms)) return; // one would make every estimate NaN for ever
     const { rows, longest, total } = shape;
     if (this.#kind !== "rows")
       this.#deviationMs += WEIGHT * (Math.abs(ms - this.msOf(shape)) - this.#deviationMs);
@@ -245,6 +247,7 @@ export class CostEstimate implements ServiceCurve {
     this.#meanMs += weight * (ms - this.#meanMs);
     const sample = this.settled ? Math.min(ms, CLIP * Math.max(this.msOf(shape), this.#meanMs)) : ms;
     const judged = this.#measured > LEAST_SAMPLES / 2;
+    if (this.#measured <= FIRST_SAMPLES) return;
     for (const kind of ["rows", "padded", "stepped", "packed"] as const)
       this.#fits[kind].learn(featuresOf(kind, shape), sample, this.#meanMs, judged);
     if (this.#measured >= LEAST_SAMPLES) this.#decide();

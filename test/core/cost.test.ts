@@ -59,6 +59,32 @@ describe("the cost of a batch", () => {
     assert.equal(cost.undecided, true);
   });
 
+  test("a first batch of one input that took far less or more does not decide what small ones cost", () => {
+    for (const first of [0, 0.1, 5]) {
+      for (let seed = 1; seed <= 10; seed++) {
+        const cost = new CostEstimate();
+        const random = new Random(seed);
+        cost.learn({ rows: 1, longest: 10, total: 10, inOrder: 10 }, first);
+        for (let count = 0; count < 12; count++) {
+          const shape = {
+            rows: 64,
+            longest: 450 + Math.floor(60 * random.next()),
+            total: 4000,
+            inOrder: 500,
+          };
+          cost.learn(shape, padded(shape));
+        }
+        learn(cost, 60, 0, random);
+        assert.equal(cost.kind, "padded");
+        const shape = { rows: 64, longest: 10, total: 640, inOrder: 500 };
+        const ratio = cost.msOf(shape) / padded(shape);
+        assert.ok(ratio > 0.9 && ratio < 1.1, `first ${first} ms, seed ${seed}: ${ratio}`);
+        const alone = { rows: 1, longest: 10, total: 10, inOrder: 10 };
+        assert.ok(cost.msOf(alone) / padded(alone) > 0.5, `first ${first} ms, seed ${seed}: alone`);
+      }
+    }
+  });
+
   test("when lengths no longer explain it, it finds out again", () => {
     const cost = new CostEstimate();
     const random = new Random(1);

@@ -44,3 +44,22 @@ test("a batch that a budget or its worker keeps small says which", () => {
   );
   assert.equal(words(64, "worker", false), "a full batch of 64 left after 4 ms");
 });
+
+test("a batch of similar lengths says how many of other lengths wait, and for how long at most", () => {
+  const batch = { size: 48, most: 64, waitedMs: 4, reason: "full", probing: false } as const;
+  const words = (longer: number, shorter: number): string =>
+    whyItLeft({ ...batch, left: { longer, shorter, atMostMs: 11.2 } });
+  const start = "batch of 48 of 64 left after 4 ms: similar length;";
+  assert.equal(words(9, 0), `${start} 9 longer ones wait for the next worker, at most 12 ms`);
+  assert.equal(words(0, 1), `${start} 1 shorter one waits for the next worker, at most 12 ms`);
+  assert.equal(words(2, 3), `${start} 2 longer and 3 shorter ones wait for the next worker, at most 12 ms`);
+  // Nothing was left because of its length, it is full, or something else kept it small.
+  assert.equal(words(0, 0), "batch of 48 of 64 left after 4 ms: no more of its tasks may ride together");
+  const left = { longer: 9, shorter: 0, atMostMs: 12 };
+  assert.equal(whyItLeft({ ...batch, size: 64, left }), "a full batch of 64 left after 4 ms");
+  assert.equal(
+    whyItLeft({ ...batch, left, bound: { by: "maxBatchTokens", weighed: true } }),
+    "a full batch of 48 left after 4 ms: 48 tasks fill maxBatchTokens",
+  );
+  for (const text of [words(9, 0), words(0, 1), words(2, 3)]) assert.match(text, /^[\x20-\x7e]+$/);
+});

@@ -5,6 +5,7 @@
  * cancel; some carry an Idempotency-Key and come again with it when they got no answer. Each knows what its answer
  * must be, and holds Ferry to what it was told: an id that was accepted is known from then on, an end is an end.
  */
+import { Random } from "../../src/core/random.ts";
 import type { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
 import { ANSWER_WITHIN_MS, HOLD_MS } from "../../src/engine/remote/engine.ts";
 import { type Answer, Talk } from "./exchange.ts";
@@ -38,6 +39,7 @@ export class Callers {
   readonly #dice: Dice;
   readonly #ledger: Ledger;
   readonly #gateways: () => Process[];
+  readonly #tenants: readonly string[];
   /** Where the last burst went. */
   #burst: Process | undefined;
   /** Requests that are not over. */
@@ -57,6 +59,8 @@ export class Callers {
     this.#dice = dice;
     this.#ledger = ledger;
     this.#gateways = gateways;
+    const { tenants } = plan.shape ?? { tenants: 3 };
+    this.#tenants = Array.from({ length: tenants }, (_, at) => (at < 3 ? "abc"[at]! : `t${at}`));
   }
 
   /** One more comes now. */
@@ -72,8 +76,8 @@ export class Callers {
     const text = shared ? `${kind}-s${dice.upTo(4)}` : own;
     const wish: Wish = {
       name: `r${at + 1}`,
-      who: `${dice.pick(["a", "b", "c"])} ${dice.upTo(3)}`,
-      input: JSON.stringify(text),
+      who: `${dice.pick(this.#tenants)} ${dice.upTo(3)}`,
+      input: JSON.stringify(text + this.#padding(text)),
       parameters: dice.chance(0.15) ? `{"p":${dice.upTo(2)}}` : "",
       key,
       habit: dice.pick(["hold", "hold", "hold", "hold", "wait", "poll", "poll", "leave", "cancel"]),
@@ -82,6 +86,15 @@ export class Callers {
     this.open++;
     this.#ledger.count("requests");
     this.#ask(wish, this.#gatewayOf(at));
+  }
+
+  /** The same text has the same length. Half are short, a tenth are as long as the longest. */
+  #padding(text: string): string {
+    const { shape } = this.#plan;
+    if (shape === undefined) return "";
+    const draw = new Random(hashOf(text)).next();
+    const share = draw < 0.5 ? 0 : draw < 0.9 ? (draw - 0.5) / 2 : 0.5 + 5 * (draw - 0.9);
+    return "-".repeat(Math.floor(4 * share * shape.longest));
   }
 
   #over(): void {
@@ -302,4 +315,10 @@ export class Callers {
       then(!pending);
     });
   }
+}
+
+function hashOf(text: string): number {
+  let hash = 7;
+  for (let at = 0; at < text.length; at++) hash = (hash * 31 + text.charCodeAt(at)) % 1_000_003;
+  return hash;
 }

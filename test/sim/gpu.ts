@@ -174,7 +174,7 @@ export class Gpu {
     const fault = this.#draw();
     if (fault !== "well") this.#ledger.count(`worker ${fault}`);
     if (fault === "hang") return;
-    const afterMs = fault === "busy" ? 0 : this.#serviceMs(batch.tasks.length);
+    const afterMs = fault === "busy" ? 0 : this.#serviceMs(batch);
     this.#time.at(this.#time.now() + afterMs, () => {
       if (!this.#running.has(running)) return;
       const reply = this.#reply(batch, fault);
@@ -219,12 +219,24 @@ export class Gpu {
     return roll - busy < 0 ? "busy" : "well";
   }
 
-  #serviceMs(size: number): number {
+  #serviceMs({ tasks }: Batch): number {
     const { baseMs, perTaskMs, jitter } = this.#plan;
     const slow = this.#dice.chance(this.#faults.slow);
     if (slow) this.#ledger.count("worker slow");
     const noise = jitter === 0 ? 1 : Math.max(FASTEST, 1 + jitter * this.#dice.gaussian());
-    return (baseMs + size * perTaskMs) * noise * (slow ? this.#faults.slowFactor : 1);
+    return (
+      (baseMs + tasks.length * perTaskMs + this.#tokensMs(tasks)) *
+      noise *
+      (slow ? this.#faults.slowFactor : 1)
+    );
+  }
+
+  #tokensMs(tasks: Batch["tasks"]): number {
+    const { shape } = this.#plan;
+    if (shape === undefined || shape.kind === "rows") return 0;
+    const lengths = tasks.map(({ input }) => estimateTokens(input));
+    const total = lengths.reduce((sum, length) => sum + length, 0);
+    return shape.perTokenMs * (shape.kind === "packed" ? total : tasks.length * Math.max(...lengths));
   }
 
   #reply({ tasks, parameters }: Batch, fault: string): Reply {

@@ -24,7 +24,8 @@ import type { Events } from "../../src/observe/events.ts";
 import { answerTo } from "./gpu.ts";
 import type { Disk } from "./disk.ts";
 import type { Host } from "./host.ts";
-import { ALIVE_MS, type Plan } from "./plan.ts";
+import { Overtaking } from "./overtaking.ts";
+import { ALIVE_MS, type Plan, TIERS } from "./plan.ts";
 import type { Audit } from "./redis/audit.ts";
 
 /** Rounding, and the time between a worker's answer and its next batch. */
@@ -327,6 +328,55 @@ export class Ledger {
     };
     return engine;
   }
+
+  /** No task is overtaken for longer than its claims state. */
+  overtaking(engine: MemoryEngine, host: Host, events: Events): void {
+    if (this.#plan.shape === undefined) return;
+    const seen = new Overtaking(TIERS);
+    const verbs: Engine = engine;
+    const claim = engine.claim.bind(engine);
+    const put = engine.put.bind(engine);
+    const cancel = engine.cancel.bind(engine);
+    verbs.put = (task, sharing) => {
+      seen.put(task);
+      const placed = put(task, sharing);
+      const note = (reply: PutReply): PutReply => {
+        if (reply.kind === "queued") seen.queued(task.id);
+        else seen.gone(task.id);
+        if (reply.kind === "joined") seen.gone(reply.id);
+        return reply;
+      };
+      return placed instanceof Promise ? placed.then(note) : note(placed);
+    };
+    verbs.cancel = async (id, tenant, abandoned) => {
+      const reply = await cancel(id, tenant, abandoned);
+      if (reply === "cancelled" || reply === "forgotten") seen.gone(id);
+      return reply;
+    };
+    const settle = engine.settle.bind(engine);
+    verbs.settle = (lease, verdicts) => {
+      if (verdicts.some(({ kind }) => kind === "retry")) seen.returned();
+      return settle(lease, verdicts);
+    };
+    engine.watch({ settled: ({ task }) => seen.gone(task.id) });
+    events.on("task.retried", () => seen.returned());
+    verbs.claim = async (request) => {
+      const before = seen.count;
+      const lease = await claim(request);
+      if (lease.composed !== undefined) this.count("batch of similar lengths");
+      for (const { id, forMs, boundMs } of seen.claimed(request, lease, host.now()))
+        this.check(
+          false,
+          `${this.name(id)} was overtaken for ${forMs.toFixed(1)} ms, of ${boundMs.toFixed(1)}`,
+        );
+      if (seen.count > before) this.count("overtaken because of its length", seen.count - before);
+      this.longestOvertaking = Math.max(this.longestOvertaking, seen.longest);
+      return lease;
+    };
+  }
+
+  /** As a share of its bound. */
+  longestOvertaking = 0;
 
   /** The verbs of an embedded engine, noted as those of the store are. */
   watching<Watched extends Engine>(engine: Watched): Watched {

@@ -16,6 +16,8 @@ interface Mutant {
   readonly file: string;
   readonly from: string;
   readonly to: string;
+  /** Found by this test instead, or before the seeds. */
+  readonly test?: string;
 }
 
 const MUTANTS: readonly Mutant[] = [
@@ -229,6 +231,48 @@ const MUTANTS: readonly Mutant[] = [
     from: "this.#link.write(bytes, () => {\n        this.#leaving -= length;\n        this.out.left();\n      });",
     to: "this.#link.write(bytes, () => void (this.#leaving -= length));\n      this.out.left();",
   },
+  {
+    name: "a task may be overtaken for ever",
+    file: "src/engine/memory/queues.ts",
+    from: "record.overtakenUntil ||= now + overtakeMs / share;",
+    to: "void share;",
+    test: "test/sim/lengths.test.ts",
+  },
+  {
+    name: "each time that a task is overtaken its time begins anew",
+    file: "src/engine/memory/queues.ts",
+    from: "record.overtakenUntil ||= now + overtakeMs / share;",
+    to: "record.overtakenUntil = now + overtakeMs / share;",
+    test: "test/sim/lengths.test.ts",
+  },
+  {
+    name: "a task that none may overtake does not end what is examined",
+    file: "src/engine/memory/queues.ts",
+    from: "if (mustLeave >= 0) records.length = mustLeave + 1;",
+    to: "",
+    test: "test/sim/lengths.test.ts",
+  },
+  {
+    name: "a tenant that was served keeps its place before the others",
+    file: "src/engine/memory/queues.ts",
+    from: "this.#leaveRing(row);\n      this.#enterRing(row);\n    }\n  }",
+    to: "void row;\n    }\n  }",
+    test: "test/sim/lengths.test.ts",
+  },
+  {
+    name: "a tier's unused seats are not given back",
+    file: "src/engine/memory/queues.ts",
+    from: "refundSeats(max, depths, creditsBefore, credits, used);",
+    to: "void refundSeats;",
+    test: "test/engine/memory.test.ts",
+  },
+  {
+    name: "lengths out of the range join a batch",
+    file: "src/engine/memory/queues.ts",
+    from: "length >= range.least && length <= range.most && maxBatchSize",
+    to: "length >= range.least && maxBatchSize",
+    test: "test/engine/memory.test.ts",
+  },
 ];
 
 const PATIENCE_MS = 180_000;
@@ -237,7 +281,7 @@ const { values } = parseArgs({ options: { seeds: { type: "string" }, only: { typ
 const seeds = values.seeds ?? "2000";
 
 /** The first seed that finds it, or what went wrong instead. */
-function hunt({ file, from, to }: Mutant): { found: boolean; said: string } {
+function hunt({ file, from, to, test }: Mutant): { found: boolean; said: string } {
   const copy = mkdtempSync(join(tmpdir(), "ferry-mutant-"));
   try {
     for (const part of ["src", "test", "package.json"]) {
@@ -248,9 +292,19 @@ function hunt({ file, from, to }: Mutant): { found: boolean; said: string } {
     if (text.split(from).length !== 2) return { found: false, said: `its line is not in ${file} once` };
     writeFileSync(join(copy, file), text.replace(from, to));
     const only = file.startsWith("src/engine/remote/") ? ["--only", "cores"] : [];
-    const words = ["test/sim/simulate.ts", "--seeds", seeds, "--threads", "1", "--json", ...only];
+    const words =
+      test === undefined
+        ? ["test/sim/simulate.ts", "--seeds", seeds, "--threads", "1", "--json", ...only]
+        : ["--test", test];
     const patience = { cwd: copy, encoding: "utf8", timeout: PATIENCE_MS } as const;
     const { stdout, stderr, error } = spawnSync(process.execPath, words, patience);
+    if (test !== undefined) {
+      const broken = /✖ ([^\n(]*)/.exec(stdout);
+      return {
+        found: broken !== null,
+        said: broken === null ? `not found by ${test}` : `${test}: ${broken[1]}`,
+      };
+    }
     const failed = /seed (\d+): ([^\n]*)/.exec(stderr);
     if (failed !== null) return { found: true, said: `seed ${failed[1]}: ${failed[2]}` };
     // One that loops without end fills the memory of its thread.

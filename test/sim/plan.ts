@@ -5,6 +5,7 @@
  * two tasks and one mishap at the right moment, and thousands of small schedules find more such moments than a
  * few large ones. One in seven is calm, with nothing wrong at all; those are held to stricter rules.
  */
+import type { CostKind } from "../../src/core/cost.ts";
 import type { PolicyName } from "../../src/core/policy.ts";
 import { Random } from "../../src/core/random.ts";
 import type { ModelRules } from "../../src/dispatch/model-rules.ts";
@@ -86,6 +87,17 @@ export type Mishap =
   /** Somebody sets the clock of the store (or of the one machine) by `forMs`, which may be less than zero. */
   | { readonly kind: "clock-step"; readonly at: number; readonly who: 0; readonly forMs: number };
 
+/** Inputs of different length, and what they cost. */
+export interface Shape {
+  readonly kind: CostKind;
+  readonly perTokenMs: number;
+  /** The longest input, in tokens, about. */
+  readonly longest: number;
+  readonly tenants: number;
+  /** A reload with another `lengths`. */
+  readonly reload: { readonly at: number; readonly lengths: NonNullable<ModelRules["lengths"]> } | undefined;
+}
+
 export const TOPOLOGIES = ["one", "cores", "fleet"] as const;
 
 export interface Plan {
@@ -110,6 +122,8 @@ export interface Plan {
   readonly baseMs: number;
   readonly perTaskMs: number;
   readonly jitter: number;
+  /** Undefined: inputs are some ten bytes long, and cost the same. */
+  readonly shape: Shape | undefined;
   readonly rules: ModelRules;
   /** The most tasks that each worker takes at once; Infinity where it does not say. */
   readonly takes: readonly number[];
@@ -137,6 +151,7 @@ export interface Plan {
 
 const POLICIES: readonly PolicyName[] = ["adaptive", "latency", "eco", "fixed"];
 const PIPELINES = [1, "auto", "auto", 2, 2] as const;
+const LENGTHS = ["auto", "auto", "auto", [32, 128, 512, 2048], [16, 64], "off"] as const;
 const NO_NET: NetFaults = { lost: 0, replyLost: 0, late: 0, noteLost: 0, noteTwice: 0, noteLate: 0 };
 const NO_GPU: GpuFaults = { error: 0, hang: 0, short: 0, long: 0, busy: 0, slow: 0, slowFactor: 1 };
 
@@ -198,12 +213,16 @@ export function draw(seed: number): Plan {
   const place = new Dice(seed * 32_452_843 + 7);
   const pipeline = ahead.pick(PIPELINES);
   const rules = { ...drawRules(dice), ...drawBudgets(bounds), pipeline };
-  const baseMs = dice.between(3, rules.workerMs / 4);
+  const lengths = new Dice(seed * 86_028_121 + 19);
+  const plainMs = dice.between(3, rules.workerMs / 4);
   const overMs = dice.between(800, 2500);
   const totalMs = rules.workerMs + dice.between(300, 2500);
-  const capacity = (workers * rules.limits.maxBatchSize) / baseMs;
+  const capacity = (workers * rules.limits.maxBatchSize) / plainMs;
   const requests = Math.min(150, Math.max(20, Math.floor(capacity * overMs * 1.5 * dice.share())));
   const wrong = !calm;
+  const shape = !fleet && lengths.chance(0.5) ? drawShape(lengths, { rules, overMs }) : undefined;
+  const timing = { probes: dice.chance(0.5), perTaskMs: dice.some(0.5, 2), jitter: dice.some(0.5, 0.3) };
+  const queueMs = dice.between(300, totalMs);
   return {
     seed,
     topology,
@@ -216,14 +235,14 @@ export function draw(seed: number): Plan {
     tickMs: place.chance(0.5) ? 0 : place.between(1, 5),
     replicas: place.chance(0.3) ? 1 : 0,
     workers,
-    probes: dice.chance(0.5),
-    baseMs,
-    perTaskMs: dice.some(0.5, 2),
-    jitter: dice.some(0.5, 0.3),
-    rules,
+    ...timing,
+    // Many short batches: what they cost is learned within some dozen.
+    baseMs: shape === undefined ? plainMs : lengths.between(1, 10),
+    shape,
+    rules: shape === undefined ? rules : { ...scaled(rules, shape), lengths: lengths.pick(LENGTHS), queueMs },
     takes: Array.from({ length: workers }, () => (bounds.chance(0.15) ? bounds.between(1, 8) : Infinity)),
     queues: ahead.chance(0.6),
-    queueMs: dice.between(300, totalMs),
+    queueMs,
     totalMs,
     maxQueued: dice.chance(0.2) ? dice.between(5, 40) : 10_000,
     evictAfterRead: dice.chance(0.2),
@@ -232,7 +251,7 @@ export function draw(seed: number): Plan {
     perUserPerMinute: dice.chance(0.15) ? dice.between(10, 60) : undefined,
     cache: dice.pick(["tenant", "shared", "off"]),
     collapse: dice.chance(0.7),
-    requests,
+    requests: shape === undefined ? requests : lengths.between(150, 500),
     burst: topology !== "one" && place.chance(0.6) ? place.between(2, 16) : 1,
     overMs,
     poison: wrong ? dice.some(0.4, 0.08) : 0,
@@ -244,6 +263,22 @@ export function draw(seed: number): Plan {
       : cores
         ? drawCoreMishaps(split, { roles, workers, overMs })
         : drawMishaps(dice, { fleet, journal, roles, workers, overMs }),
+  };
+}
+
+/** A batch of the longest takes up to half of what its worker may take. */
+function drawShape(
+  dice: Dice,
+  { rules, overMs }: { readonly rules: ModelRules; readonly overMs: number },
+): Shape {
+  const longest = dice.pick([40, 400, 2000]);
+  const { maxBatchSize } = rules.limits;
+  return {
+    kind: dice.pick(["padded", "padded", "padded", "packed", "rows"]),
+    perTokenMs: (dice.share() * rules.workerMs) / 4 / maxBatchSize / longest,
+    longest,
+    tenants: dice.pick([1, 3, 40]),
+    reload: dice.chance(0.3) ? { at: dice.share() * overMs, lengths: dice.pick(LENGTHS) } : undefined,
   };
 }
 
@@ -285,6 +320,16 @@ function drawRules(dice: Dice): ModelRules {
       budget: dice.pick([0.1, 0.5, 1]),
     },
     health: { failures: dice.between(1, 4), ejectMs: dice.between(100, 1000), maxEjectMs: 3000 },
+  };
+}
+
+/** Budgets for inputs as long as these. */
+function scaled(rules: ModelRules, { longest }: Shape): ModelRules {
+  const { maxBatchTokens: tokens, maxBatchBytes: bytes } = rules;
+  return {
+    ...rules,
+    maxBatchTokens: tokens && tokens * longest,
+    maxBatchBytes: bytes && bytes * longest,
   };
 }
 

@@ -9,6 +9,7 @@ import { CapacityGate, type Prospects } from "../../src/gateway/admission/capaci
 import { Refusal } from "../../src/core/errors.ts";
 import { Dispatcher } from "../../src/dispatch/dispatcher.ts";
 import { Reaper } from "../../src/dispatch/reaper.ts";
+import type { ModelRules } from "../../src/dispatch/model-rules.ts";
 import type { Engine, EngineLimits, TaskStore } from "../../src/engine/engine.ts";
 import { MemoryEngine } from "../../src/engine/memory/engine.ts";
 import { RedisEngine } from "../../src/engine/redis/engine.ts";
@@ -61,6 +62,8 @@ export interface Surroundings {
   readonly socket?: CoreSocket;
   /** Of one process or a core with a journal. */
   readonly disk?: Disk;
+  /** After a reload. */
+  rules?: ModelRules;
 }
 
 const STATUS_MS = 200;
@@ -193,6 +196,11 @@ export class Process {
     socket.listen(host, (link) => server.accept(link));
   }
 
+  /** The rules have changed. */
+  reload(): void {
+    if (this.host.alive) this.#dispatcher?.wake();
+  }
+
   /** A deploy: nothing new is taken, what runs is given up, what is held is given back. */
   async stop(): Promise<void> {
     if (this.#admission !== undefined) this.#admission.draining = true;
@@ -233,6 +241,7 @@ export class Process {
       },
       queued: () => ledger.bounded(engine.stats()),
     });
+    ledger.overtaking(engine, this.host, this.#events);
     return ledger.watching(ledger.fencing(engine));
   }
 
@@ -240,7 +249,7 @@ export class Process {
     const { plan, gpus, dice } = this.#around;
     let batches = 0;
     this.#dispatcher = new Dispatcher(
-      () => plan.rules,
+      () => this.#around.rules ?? plan.rules,
       gpus.map((gpu) => gpu.asWorker(this.host)),
       {
         engine: this.engine,

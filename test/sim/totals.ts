@@ -82,6 +82,9 @@ export const RARE = [
   "refused: rate",
   "refused: full",
   "waits checked",
+  "batch of similar lengths",
+  "overtaken because of its length",
+  "lengths changed by a reload",
 ] as const;
 
 export interface Failed {
@@ -94,9 +97,11 @@ export class Totals {
   tasks = 0;
   readonly counts = new Map<string, number>();
   readonly failed: Failed[] = [];
+  longestOvertaking = 0;
 
-  add({ seed, tasks, counts, failure }: Run): void {
+  add({ seed, tasks, counts, longestOvertaking, failure }: Run): void {
     this.seeds++;
+    this.longestOvertaking = Math.max(this.longestOvertaking, longestOvertaking);
     this.tasks += tasks;
     for (const [what, count] of counts) this.#count(what, count);
     if (failure !== undefined) this.failed.push({ seed, message: failure.message });
@@ -105,13 +110,15 @@ export class Totals {
   /** What another thread has added up. */
   merge(other: Sums): void {
     this.seeds += other.seeds;
+    this.longestOvertaking = Math.max(this.longestOvertaking, other.longestOvertaking);
     this.tasks += other.tasks;
     for (const [what, count] of other.counts) this.#count(what, count);
     this.failed.push(...other.failed);
   }
 
   sums(): Sums {
-    return { seeds: this.seeds, tasks: this.tasks, counts: [...this.counts], failed: this.failed };
+    const { seeds, tasks, longestOvertaking, failed } = this;
+    return { seeds, tasks, longestOvertaking, counts: [...this.counts], failed };
   }
 
   /** Faults and rare turns that never happened. */
@@ -134,6 +141,7 @@ export class Totals {
       ...rows("faults", FAULTS),
       ...rows("rare turns", RARE),
       ...rows("everything else", others),
+      `\nlongest overtaking: ${(100 * this.longestOvertaking).toFixed(0)} % of its bound`,
       "",
     ].join("\n");
   }
@@ -143,6 +151,7 @@ export class Totals {
 export interface Sums {
   readonly seeds: number;
   readonly tasks: number;
+  readonly longestOvertaking: number;
   readonly counts: readonly (readonly [string, number])[];
   readonly failed: readonly Failed[];
 }

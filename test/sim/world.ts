@@ -4,6 +4,7 @@
  */
 import { Random } from "../../src/core/random.ts";
 import { VirtualClock } from "../../src/cli/plan/virtual-clock.ts";
+import type { ModelRules } from "../../src/dispatch/model-rules.ts";
 import { Callers } from "./callers.ts";
 import { CoreSocket } from "./core-socket.ts";
 import { Disk } from "./disk.ts";
@@ -19,6 +20,8 @@ export interface Run {
   readonly seed: number;
   readonly tasks: number;
   readonly counts: ReadonlyMap<string, number>;
+  /** Of tasks overtaken because of their length, as a share of the bound. */
+  readonly longestOvertaking: number;
   readonly failure: Error | undefined;
 }
 
@@ -95,6 +98,8 @@ class World {
       );
       time.at(startAt + mishap.at, () => this.#befall(mishap));
     }
+    const { reload } = plan.shape ?? {};
+    if (reload !== undefined) time.at(startAt + reload.at, () => this.#reload(reload.lengths));
     await time.run(this.#peaceAt);
     this.#heal();
     const until = time.now() + PEACE_MS;
@@ -213,6 +218,12 @@ class World {
     for (const gpu of gpus) gpu.heal();
   }
 
+  #reload(lengths: NonNullable<ModelRules["lengths"]>): void {
+    this.ledger.count("lengths changed by a reload");
+    this.#around.rules = { ...this.plan.rules, lengths };
+    for (const process of this.#places) process?.reload();
+  }
+
   #stats(): { queued: number; running: number } {
     if (this.#audit === undefined) return this.#places[0]!.engine.stats();
     return { queued: this.#audit.open.size, running: 0 };
@@ -306,6 +317,6 @@ export async function play(seed: number, trace?: string[]): Promise<Run> {
   await world.run().catch(failed);
   restore();
   process.off("unhandledRejection", failed);
-  const { counts, tasks, failure } = world.ledger;
-  return { seed, tasks, counts, failure };
+  const { counts, tasks, longestOvertaking, failure } = world.ledger;
+  return { seed, tasks, counts, longestOvertaking, failure };
 }
