@@ -2,7 +2,8 @@
  * What a batch costs its worker, in milliseconds, learned from settled batches. Of n rows, with lengths in tokens:
  *
  *   rows      a + b·n                    the lengths do not matter, or all are alike
- *   padded    a + b·n + c·n·longest      every row is computed at the length of the longest
+ *   padded    a + b·n + c·n·longest      every row is computed at the length of the longest, or at the next power of
+ *                                        two (`stepped`: compiled for these), whichever explains more
  *   packed    a + b·n + c·total          only what was sent is computed
  *
  * Each is fitted by weighted least squares (relative errors, a memory of some hundred batches, no coefficient below 0).
@@ -28,15 +29,16 @@ export interface BatchShape {
 export const unmeasured = (rows: number): BatchShape => ({ rows, longest: 0, total: 0, inOrder: 0 });
 
 export type CostKind = "rows" | "padded" | "packed";
+type FitKind = CostKind | "stepped";
 
 const KEPT = 0.99; // decay per measured batch
 const ERROR_WEIGHT = 0.03;
 const FIRST_SAMPLES = 6; // these give the mean time only, by which the others weigh: of a cold start they are small and slow
-const LEAST_SAMPLES = 24;
+const LEAST_SAMPLES = 18;
 const ON = 0.6;
 const OFF = 0.8;
 const GOOD_ENOUGH = 0.0025; // mean squared relative error: `rows` is within 5 %
-const CLEARER = 0.8; // `padded` and `packed` replace each other below this share of the other's error
+const CLEARER = 0.8; // of the kinds that know lengths, one replaces another below this share of its error
 const CONTRASTS = 12; // batches of half or twice the usual longest that are enough to decide
 const UNLIKE = 1.2; // computed over useful cells of batches of unlike inputs
 const CLIP = 4;
@@ -55,6 +57,7 @@ class LinearFit {
   readonly #products: Float64Array; // Σ w·x·xᵀ
   readonly #targets: Float64Array; // Σ w·x·y
   readonly factors: Float64Array;
+  #judged = 0;
   error = 0; // mean squared error of predictions, relative to the larger of them, the batch's and the mean time
 
   constructor(size: number) {
@@ -75,7 +78,7 @@ class LinearFit {
     const expected = this.of(features);
     if (judged) {
       const off = (expected - ms) / Math.max(ms, expected, meanMs);
-      this.error += ERROR_WEIGHT * (off * off - this.error);
+      this.error += Math.max(ERROR_WEIGHT, 1 / ++this.#judged) * (off * off - this.error);
     }
     const usual = Math.max(expected, ms / CLIP, meanMs / CLIP, LEAST_MS);
     const weight = 1 / (usual * usual);
@@ -135,13 +138,19 @@ class LinearFit {
 
 export class CostEstimate implements ServiceCurve {
   readonly #line = new ServiceEstimate();
-  readonly #fits = { rows: new LinearFit(2), padded: new LinearFit(3), packed: new LinearFit(3) };
-  #kind: CostKind = "rows";
+  readonly #fits = {
+    rows: new LinearFit(2),
+    padded: new LinearFit(3),
+    stepped: new LinearFit(3),
+    packed: new LinearFit(3),
+  };
+  #kind: FitKind = "rows";
   #measured = 0;
   #contrasts = 0;
   #most = 0; // rows of the largest batch
   #longest = 0; // usual longest input of large batches
-  #cells = 0; // means of rows, rows × longest and tokens of measured batches
+  #cells = 0; // means over measured batches: rows × longest, the same in steps, tokens, rows
+  #steps = 0;
   #tokens = 0;
   #rows = 0;
   #meanMs = 0;
@@ -151,7 +160,12 @@ export class CostEstimate implements ServiceCurve {
   assumePadded = false;
 
   get kind(): CostKind {
-    return this.#kind;
+    return this.#kind === "stepped" ? "padded" : this.#kind;
+  }
+
+  /** Rows are padded to a power of two. */
+  get stepped(): boolean {
+    return this.#kind === "stepped";
   }
 
   get samples(): number {
@@ -185,7 +199,7 @@ export class CostEstimate implements ServiceCurve {
   /** b, and where lengths matter the usual cost of a row's tokens. */
   get perTaskMs(): number {
     if (this.#kind === "rows") return this.#line.perTaskMs;
-    const tokens = this.#kind === "padded" ? this.#cells : this.#tokens;
+    const tokens = this.#kind === "packed" ? this.#tokens : this.stepped ? this.#steps : this.#cells;
     return this.perRowMs + (this.perTokenMs * tokens) / Math.max(1, this.#rows);
   }
 
@@ -200,7 +214,7 @@ export class CostEstimate implements ServiceCurve {
 
   /** Computed over useful cells of the batches of late, were they padded; 1 before any was measured. */
   get paddingRatio(): number {
-    return this.#tokens === 0 ? 1 : this.#cells / this.#tokens;
+    return this.#tokens === 0 ? 1 : (this.stepped ? this.#steps : this.#cells) / this.#tokens;
   }
 
   /** Expected time of a usual batch of `size`. */
@@ -228,12 +242,13 @@ export class CostEstimate implements ServiceCurve {
     this.#contrast(rows, longest, weight);
     this.#rows += weight * (rows - this.#rows);
     this.#cells += weight * (rows * longest - this.#cells);
+    this.#steps += weight * (rows * powerOfTwo(longest) - this.#steps);
     this.#tokens += weight * (total - this.#tokens);
     this.#meanMs += weight * (ms - this.#meanMs);
     const sample = this.settled ? Math.min(ms, CLIP * Math.max(this.msOf(shape), this.#meanMs)) : ms;
     const judged = this.#measured > LEAST_SAMPLES / 2;
     if (this.#measured <= FIRST_SAMPLES) return;
-    for (const kind of ["rows", "padded", "packed"] as const)
+    for (const kind of ["rows", "padded", "stepped", "packed"] as const)
       this.#fits[kind].learn(featuresOf(kind, shape), sample, this.#meanMs, judged);
     if (this.#measured >= LEAST_SAMPLES) this.#decide();
   }
@@ -249,14 +264,15 @@ export class CostEstimate implements ServiceCurve {
   }
 
   #decide(): void {
-    const { rows, padded, packed } = this.#fits;
+    const { rows } = this.#fits;
     const before = this.#kind;
-    let best: "padded" | "packed" = before === "packed" ? "packed" : "padded";
-    const other = best === "padded" ? "packed" : "padded";
-    if (this.#fits[other].error < (before === "rows" ? 1 : CLEARER) * this.#fits[best].error) best = other;
+    let best = before === "rows" ? "padded" : before;
+    for (const other of ["padded", "stepped", "packed"] as const) {
+      const clearer = before === best && other !== best ? CLEARER : 1;
+      if (this.#fits[other].error < clearer * this.#fits[best].error) best = other;
+    }
     if (this.assumePadded) best = "padded";
-    const explains =
-      (best === "padded" ? padded : packed).error < (before === "rows" ? ON : OFF) * rows.error;
+    const explains = this.#fits[best].error < (before === "rows" ? ON : OFF) * rows.error;
     const rowsWillDo = before === "rows" && rows.error < GOOD_ENOUGH;
     this.#kind = this.assumePadded || (explains && !rowsWillDo) ? best : "rows";
     // What seemed to explain it no longer does: find out again.
@@ -266,7 +282,13 @@ export class CostEstimate implements ServiceCurve {
   }
 }
 
-function featuresOf(kind: CostKind, { rows, longest, total }: BatchShape): number[] {
+function featuresOf(kind: FitKind, { rows, longest, total }: BatchShape): number[] {
   if (kind === "rows") return [1, rows];
-  return [1, rows, kind === "padded" ? rows * longest : total];
+  if (kind === "packed") return [1, rows, total];
+  return [1, rows, rows * (kind === "padded" ? longest : powerOfTwo(longest))];
+}
+
+/** The power of two that holds it. */
+export function powerOfTwo(length: number): number {
+  return 2 ** (32 - Math.clz32(length - 1));
 }

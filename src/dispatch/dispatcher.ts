@@ -24,6 +24,7 @@ import type { PoolWorker } from "../workers/worker.ts";
 import { spared } from "./verdicts.ts";
 import { type JoinOptions, Workers } from "../workers/workers.ts";
 
+const PLENTY = 4; // batches that wait: enough to compose one from
 const MAX_CLAIM_PAUSE_MS = 1000; // longest pause between claims that find nothing though the engine shows tasks
 
 /**
@@ -185,8 +186,10 @@ export class Dispatcher implements BatchOwner {
     if (slot === undefined) return this.#wakeAt(usableAt, Infinity);
     const bindAt = this.#pipeline.bindAt(slot);
     const due = now >= bindAt - ROUNDING_MS;
-    // More similar ones may come until then.
-    if (!due && this.lengths.active) return this.#wakeAt(Math.min(usableAt, bindAt), Infinity);
+    // Until then more similar ones may come, unless there are plenty.
+    const plenty = PLENTY * this.#capacity.most(slot);
+    if (!due && this.lengths.active && this.#waiting() < plenty)
+      return this.#wakeAt(Math.min(usableAt, bindAt), plenty);
     const at = Math.max(now, slot.batch!.expectedFreeAt);
     const next = this.#chooser.choose({ slot, now, at, early: true, fullOnly: !due });
     if (next !== undefined && isSend(next)) {
@@ -332,7 +335,9 @@ export class Dispatcher implements BatchOwner {
         const { name: model } = this.rules;
         const { calls } = run;
         const measured =
-          batch.shape.total === 0 ? {} : { shape: batch.shape, savedMs: this.lengths.savedMs(batch.shape) };
+          batch.shape.total === 0
+            ? {}
+            : { shape: this.lengths.padded(batch.shape), savedMs: this.lengths.savedMs(batch.shape) };
         const fields = { model, batchId, worker: slot.name, size, reason, calls, busyMs };
         events.emit("batch.settled", { ...fields, ...measured });
       }

@@ -8,9 +8,8 @@
  *   window     = at most 8 batches, and what is served in an eighth of queueMs, but at least one batch
  *   overtakeMs = max( maxWaitMs, 4 · window / μ )      usually it has left after half of that
  */
-import { type BatchShape, type CostEstimate, unmeasured } from "../core/cost.ts";
+import { type BatchShape, type CostEstimate, powerOfTwo, unmeasured } from "../core/cost.ts";
 import { compose, type LengthRange } from "../core/policy.ts";
-import type { Json } from "../core/task.ts";
 import { estimateTokens } from "../core/weight.ts";
 import type { ClaimedTask, Composed, Composition } from "../engine/engine.ts";
 import type { ModelRules } from "./model-rules.ts";
@@ -19,15 +18,14 @@ const WINDOW = 8; // batches
 const MAX_WINDOW = 2048; // tasks: bounds the cost of a choice
 const QUEUE_SHARE = 1 / 8;
 const OVERTAKE = 4; // times the usual time of a window
-const EXPLORE_EVERY = 4; // one in this many full batches, while undecided
+const EXPLORE_EVERY = 4; // one in this many batches from a queue of EXPLORE_FROM or a full batch, while undecided
+const EXPLORE_FROM = 16;
 const ALIKE = 1.5; // longest over shortest input of such a batch
 const MEASURE_EVERY = 16; // one in this many batches, where the time does not follow lengths
-const LONG_TEXT = 16_384; // characters; of longer inputs the length is extrapolated from these
 
 export class LengthGrouping {
   readonly #rules: () => ModelRules;
   readonly #cost: CostEstimate;
-  readonly #lengthOf = lengthOf;
   #batches = 0;
   #explored = 0;
 
@@ -64,23 +62,34 @@ export class LengthGrouping {
     if (!active && !this.#explores(depth, most)) return undefined;
     return {
       ...this.#bounds(most, perMs),
-      lengthOf: this.#lengthOf,
+      lengthOf: estimateTokens,
       choose: active ? (lengths) => this.#choose(lengths, most) : ([lead]) => similarTo(lead!),
     };
   }
 
   #explores(depth: number, most: number): boolean {
     const { lengths = "off" } = this.#rules();
-    if (lengths === "off" || depth < most || most < 2 || !this.#cost.undecided) return false;
+    if (lengths === "off" || depth < Math.min(most, EXPLORE_FROM) || most < 2 || !this.#cost.undecided)
+      return false;
     return ++this.#explored % EXPLORE_EVERY === 0;
   }
 
   #choose(lengths: readonly number[], most: number): LengthRange {
     const { lengths: classes } = this.#rules();
-    if (typeof classes !== "object") return compose(lengths, most, this.#cost);
-    const padded = lengths.map((length) => paddedTo(classes, length));
+    if (typeof classes !== "object" && !this.#cost.stepped) return compose(lengths, most, this.#cost);
+    const padded = lengths.map((length) => this.paddedTo(length));
     const range = compose(padded, most, this.#cost);
-    return { least: (classes.findLast((each) => each < range.least) ?? 0) + 1, most: range.most };
+    const below =
+      typeof classes === "object" ? classes.findLast((each) => each < range.least) : range.least / 2;
+    return { least: Math.floor(below ?? 0) + 1, most: range.most };
+  }
+
+  /** The length at which the model computes a batch whose longest input is this one, as far as known. */
+  paddedTo(length: number): number {
+    const { lengths: classes } = this.#rules();
+    // Longer than all classes: its own length.
+    if (typeof classes === "object") return classes.find((each) => each >= length) ?? length;
+    return this.#cost.stepped ? powerOfTwo(length) : length;
   }
 
   /** `composed`: how the batch was chosen, if not in order of service. */
@@ -92,14 +101,17 @@ export class LengthGrouping {
     if (!measured) return unmeasured(rows);
     let [longest, total] = [1, 0];
     for (const { task, length } of tasks) {
-      const tokens = length === 0 ? this.#lengthOf(task.input) : length;
+      const tokens = length === 0 ? estimateTokens(task.input) : length;
       longest = Math.max(longest, tokens);
       total += tokens;
     }
-    const { lengths } = this.#rules();
-    const classes = typeof lengths === "object" ? lengths : [];
-    const inOrder = paddedTo(classes, Math.max(1, composed?.inOrder ?? longest));
-    return { rows, longest: paddedTo(classes, longest), total, inOrder };
+    const shape = { rows, longest, total, inOrder: Math.max(1, composed?.inOrder ?? longest) };
+    return typeof this.#rules().lengths === "object" ? this.padded(shape) : shape;
+  }
+
+  /** The same as the model computes it. */
+  padded(shape: BatchShape): BatchShape {
+    return { ...shape, longest: this.paddedTo(shape.longest), inOrder: this.paddedTo(shape.inOrder) };
   }
 
   /** Expected time of the batch of as many rows in order of arrival, minus that of this one. */
@@ -111,16 +123,4 @@ export class LengthGrouping {
 
 function similarTo(length: number): LengthRange {
   return { least: Math.ceil(length / ALIKE), most: Math.floor(length * ALIKE) };
-}
-
-/** The first class that holds it; longer than all: its own length. */
-function paddedTo(classes: readonly number[], length: number): number {
-  return classes.find((each) => each >= length) ?? length;
-}
-
-function lengthOf(input: Json): number {
-  if (input.length <= LONG_TEXT) return estimateTokens(input);
-  const array = input.startsWith("[");
-  const head = input.slice(0, array ? input.lastIndexOf(",", LONG_TEXT) : LONG_TEXT);
-  return Math.ceil((estimateTokens(head + (array ? "]" : '"')) * input.length) / Math.max(1, head.length));
 }
