@@ -57,7 +57,6 @@ class LinearFit {
   readonly #products: Float64Array; // Σ w·x·xᵀ
   readonly #targets: Float64Array; // Σ w·x·y
   readonly factors: Float64Array;
-  #judged = 0;
   error = 0; // mean squared error of predictions, relative to the larger of them, the batch's and the mean time
 
   constructor(size: number) {
@@ -78,7 +77,7 @@ class LinearFit {
     const expected = this.of(features);
     if (judged) {
       const off = (expected - ms) / Math.max(ms, expected, meanMs);
-      this.error += Math.max(ERROR_WEIGHT, 1 / ++this.#judged) * (off * off - this.error);
+      this.error += ERROR_WEIGHT * (off * off - this.error);
     }
     const usual = Math.max(expected, ms / CLIP, meanMs / CLIP, LEAST_MS);
     const weight = 1 / (usual * usual);
