@@ -19,7 +19,7 @@ const MAX_WINDOW = 2048; // tasks: bounds the cost of a choice
 const QUEUE_SHARE = 1 / 8;
 const OVERTAKE = 4; // times the usual time of a window
 const EXPLORE_EVERY = 4; // one in this many batches from a queue of EXPLORE_FROM or a full batch, while undecided
-const EXPLORE_FROM = 16;
+const EXPLORE_FROM = 64;
 const ALIKE = 1.5; // longest over shortest input of such a batch
 const MEASURE_EVERY = 16; // one in this many batches, where the time does not follow lengths
 
