@@ -40,6 +40,9 @@ const OFF = 0.8;
 const GOOD_ENOUGH = 0.0025; // mean squared relative error: `rows` is within 5 %
 const CLEARER = 0.8; // of the kinds that know lengths, one replaces another below this share of its error
 const CONTRASTS = 12; // batches of half or twice the usual longest that are enough to decide
+const LEAST_UNLIKE = 3; // batches of half or twice the mean longest: without them a better fit is chance
+/** Inputs of up to so many tokens are alike: no model gains by telling them apart. */
+export const SHORT = 16;
 const UNLIKE = 1.2; // computed over useful cells of batches of unlike inputs
 const CLIP = 4;
 const LEAST_MS = 0.1;
@@ -146,6 +149,8 @@ export class CostEstimate implements ServiceCurve {
   #kind: FitKind = "rows";
   #measured = 0;
   #contrasts = 0;
+  #meanLongest = 0;
+  #unlike = 0;
   #most = 0; // rows of the largest batch
   #longest = 0; // usual longest input of large batches
   #cells = 0; // means over measured batches: rows × longest, the same in steps, tokens, rows
@@ -239,6 +244,9 @@ export class CostEstimate implements ServiceCurve {
     this.#measured++;
     const weight = Math.max(WEIGHT, 1 / this.#measured);
     this.#contrast(rows, longest, weight);
+    const length = Math.max(SHORT, longest);
+    if (length * 2 <= this.#meanLongest || length >= 2 * this.#meanLongest) this.#unlike++;
+    this.#meanLongest += weight * (length - this.#meanLongest);
     this.#rows += weight * (rows - this.#rows);
     this.#cells += weight * (rows * longest - this.#cells);
     this.#steps += weight * (rows * powerOfTwo(longest) - this.#steps);
@@ -272,7 +280,7 @@ export class CostEstimate implements ServiceCurve {
     }
     if (this.assumePadded) best = "padded";
     const explains = this.#fits[best].error < (before === "rows" ? ON : OFF) * rows.error;
-    const rowsWillDo = before === "rows" && rows.error < GOOD_ENOUGH;
+    const rowsWillDo = before === "rows" && (rows.error < GOOD_ENOUGH || this.#unlike < LEAST_UNLIKE);
     this.#kind = this.assumePadded || (explains && !rowsWillDo) ? best : "rows";
     // What seemed to explain it no longer does: find out again.
     if (before !== "rows" && this.#kind === "rows") this.#contrasts = 0;

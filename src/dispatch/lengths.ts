@@ -8,7 +8,7 @@
  *   window     = at most 8 batches, and what is served in an eighth of queueMs, but at least one batch
  *   overtakeMs = max( maxWaitMs, 4 · window / μ )      usually it has left after half of that
  */
-import { type BatchShape, type CostEstimate, powerOfTwo, unmeasured } from "../core/cost.ts";
+import { type BatchShape, type CostEstimate, powerOfTwo, SHORT, unmeasured } from "../core/cost.ts";
 import { compose, type LengthRange } from "../core/policy.ts";
 import { estimateTokens } from "../core/weight.ts";
 import type { ClaimedTask, Composed, Composition } from "../engine/engine.ts";
@@ -76,12 +76,13 @@ export class LengthGrouping {
 
   #choose(lengths: readonly number[], most: number): LengthRange {
     const { lengths: classes } = this.#rules();
-    if (typeof classes !== "object" && !this.#cost.stepped) return compose(lengths, most, this.#cost);
-    const padded = lengths.map((length) => this.paddedTo(length));
-    const range = compose(padded, most, this.#cost);
-    const below =
-      typeof classes === "object" ? classes.findLast((each) => each < range.least) : range.least / 2;
-    return { least: Math.floor(below ?? 0) + 1, most: range.most };
+    const shortest = typeof classes === "object" ? 1 : SHORT;
+    const padded = lengths.map((length) => this.paddedTo(Math.max(shortest, length)));
+    const { least, most: longest } = compose(padded, most, this.#cost);
+    if (typeof classes === "object")
+      return { least: (classes.findLast((each) => each < least) ?? 0) + 1, most: longest };
+    if (least <= SHORT) return { least: 1, most: longest };
+    return { least: this.#cost.stepped ? least / 2 + 1 : least, most: longest };
   }
 
   /** The length at which the model computes a batch whose longest input is this one, as far as known. */
@@ -122,5 +123,6 @@ export class LengthGrouping {
 }
 
 function similarTo(length: number): LengthRange {
-  return { least: Math.ceil(length / ALIKE), most: Math.floor(length * ALIKE) };
+  const least = Math.ceil(length / ALIKE);
+  return { least: least <= SHORT ? 1 : least, most: Math.floor(Math.max(SHORT, length) * ALIKE) };
 }
