@@ -51,6 +51,7 @@ const POLL_MS = 5;
 const BLOCK_MS = 400;
 const ROUND_MS = 1000;
 const AHEAD_MS = 50;
+const PLENTY = 2; // batches
 const BUSY_MS = 1000; // how long a batcher that found a full batch reads as the leader does
 const MOST_ENTRIES = 64;
 const STRAY_MS = 10_000; // how long an inactive shard in which something was found is polled
@@ -277,7 +278,10 @@ export class BundleReader {
   /** Under backlog, takes its workers' share of the fleet of what waits; beyond that, what no other batcher takes. */
   async #readShare(shard: number, model: string, stream: string): Promise<void> {
     const share = this.#demand!.share(model);
-    const enough = share < 1 && this.#pool.waiting(model) >= share * this.#pool.waitingInFleet(model);
+    const held = this.#pool.waiting(model);
+    // With little to do one batcher is to have it all.
+    const plenty = held >= PLENTY * this.#demand!.batchSize(model);
+    const enough = share < 1 && plenty && held >= share * this.#pool.waitingInFleet(model);
     const found = await this.#unreadIn(shard, stream, enough ? AHEAD_MS : 0);
     if (found === undefined || (enough && found.forMs < AHEAD_MS)) return;
     await this.#read(shard, [stream], Math.ceil(found.lag * share));
