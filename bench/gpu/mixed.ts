@@ -153,7 +153,7 @@ function describe(
   const { device, torch, difference } = bounds[0]!;
   found.notes.push(
     `${device}, PyTorch ${torch}; Ferry with ${processes} processes`,
-    `lengths of ${name}, the same in all runs; ${callers} callers in the closed loops; a server of its own for each run`,
+    `lengths of ${name}, the same in all runs; ${callers} callers in the closed loops; a new server for each run`,
   );
   found.figures.push(
     over(`card, sorted, full batches of ${BATCH}`, bounds, ({ sorted }) => sorted.per_second, "req/s"),

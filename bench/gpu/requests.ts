@@ -65,7 +65,7 @@ interface Prepared {
   readonly front: string;
   /** All of them. */
   readonly tokens: number;
-  /** Over those that are there. */
+  /** Mean of the values that were measured. */
   readonly sums: readonly number[];
 }
 

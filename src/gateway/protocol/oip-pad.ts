@@ -8,7 +8,7 @@
  * The parameters of a task say how it is padded, so that both sides agree also while a config changes, and only rows
  * padded alike share a batch.
  *
- * Which outputs are cut: those that the config names; without names those that were seen to follow the padded length
+ * Which outputs are cut: the ones named in the config; without names, outputs seen to follow the padded length
  * (`PadMemory`). What is not known yet is not guessed: such a reply is discarded and the batch divided until its rows
  * need no cutting, which also shows more. A row that was not padded is never cut.
  */

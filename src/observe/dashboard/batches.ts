@@ -79,7 +79,7 @@ export class BatchBook {
   /** Running ones, and ended ones too where `seen` must recognise them. */
   readonly #byId = new Map<string, Row>();
   readonly #derives: boolean;
-  /** Useful share of the cells of the last measured batch, which stands for those that run; undefined: not padded. */
+  /** Useful share of the cells of the last measured batch, used for the running ones; undefined: not padded. */
   #useful: number | undefined;
   #changed: Row[] = [];
   #changedMore = 0;

@@ -27,7 +27,7 @@ const HEIGHT_PX = 148;
  * @property {(value: number) => string} axis how a value is written beside the y axis
  * @property {(values: readonly (number | null)[], secondsAgo: number | undefined) => string} read what the values say in words; undefined: of late
  * @property {number} [top] where the y axis ends; left out: as the data says
- * @property {number} [bottom] where it begins; left out: 0
+ * @property {number} [bottom] where it begins; default 0
  */
 
 export class Chart {
