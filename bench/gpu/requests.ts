@@ -65,7 +65,7 @@ interface Prepared {
   readonly front: string;
   /** All of them. */
   readonly tokens: number;
-  /** Mean of the values that were measured. */
+  /** Check sums over the tokens of the request. */
   readonly sums: readonly number[];
 }
 
